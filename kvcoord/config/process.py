@@ -1,0 +1,181 @@
+"""The options of the two processes: the coordinator of some groups, and the worker of one rank."""
+
+from enum import StrEnum
+from typing import Annotated, Final
+
+import msgspec
+
+from kvcoord.config.address import check_link, check_loopback, split_host_port
+from kvcoord.config.fields import Count, PositiveInt, check_fields
+from kvcoord.config.group import GroupConfig
+from kvcoord.config.limits import Limits
+from kvcoord.config.timeouts import Timeouts
+from kvcoord.errors import ConfigError
+
+COORDINATOR_ADDRESS: Final = "ipc:///run/kvcoord/coordinator.sock"
+
+RANK_PLACEHOLDER: Final = "{rank}"
+"""Stands for the worker's rank in its addresses and key files, so that all ranks of a node can share one file."""
+
+Address = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """One record a line: for people, or one JSON object for machines."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One coordinator process."""
+
+    bind: list[Address] = msgspec.field(default_factory=lambda: [COORDINATOR_ADDRESS])
+    """Addresses on which ranks reach this coordinator: ipc:///path or tcp://host:port."""
+
+    http: str | None = "127.0.0.1:18470"
+    """Loopback host:port for health, metrics and status. Port 0: the system picks one. Null: no HTTP."""
+
+    insecure_tcp: bool = False
+    """Accept tcp without CURVE keys. Anybody who reaches the port can then join a group."""
+
+    curve_secret_key_file: str | None = None
+    """This coordinator's CURVE secret key, readable by its user alone; required for tcp."""
+
+    curve_authorized_keys_dir: str | None = None
+    """Folder with the CURVE public keys of all ranks that may connect; required for tcp."""
+
+    timeouts: Timeouts = Timeouts()
+    """How long each wait may take."""
+
+    limits: Limits = Limits()
+    """How much of everything may exist at once."""
+
+    log_level: LogLevel = LogLevel.INFO
+    """The least severe records that are written: debug, info, warning or error."""
+
+    log_format: LogFormat = LogFormat.TEXT
+    """text for people, json for machines; always to stderr."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _check_links("bind", self.bind)
+        _check_http(self.http)
+        keys = (self.curve_secret_key_file, self.curve_authorized_keys_dir)
+        names = ("curve_secret_key_file", "curve_authorized_keys_dir")
+        _check_security("bind", self.bind, names, keys, insecure_tcp=self.insecure_tcp)
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The worker (sidecar) of one rank.
+
+    `{rank}` in an address or a key file is replaced by the rank when the struct is made: readers see final text.
+    """
+
+    group: GroupConfig = GroupConfig()
+    """The group this rank belongs to, and what its ranks have in common."""
+
+    rank: Count
+    """This rank, from 0 to world_size - 1."""
+
+    listen: Address = "ipc:///run/kvcoord/rank{rank}.sock"
+    """Address on which this rank's engine reaches its worker. {rank} stands for the rank."""
+
+    coordinators: list[Address] = msgspec.field(default_factory=lambda: [COORDINATOR_ADDRESS])
+    """Addresses of the coordinators, the preferred one first, in the same order on all ranks."""
+
+    device_pages: PositiveInt = 4096
+    """Pages that each pool holds in device memory. Ranks may differ; the smallest counts."""
+
+    host_pages: PositiveInt = 16384
+    """Pages that each pool holds in host memory. Ranks may differ; the smallest counts."""
+
+    http: str | None = "127.0.0.1:0"
+    """Loopback host:port for health, metrics and status. Port 0: the system picks one. Null: no HTTP."""
+
+    insecure_tcp: bool = False
+    """Speak tcp without CURVE keys. Anybody on the path can then read and change votes."""
+
+    curve_secret_key_file: str | None = None
+    """This rank's CURVE secret key, readable by its user alone; required for tcp."""
+
+    curve_server_key_file: str | None = None
+    """The coordinators' CURVE public key; required for tcp."""
+
+    timeouts: Timeouts = Timeouts()
+    """How long each wait may take."""
+
+    limits: Limits = Limits()
+    """How much of everything may exist at once."""
+
+    log_level: LogLevel = LogLevel.INFO
+    """The least severe records that are written: debug, info, warning or error."""
+
+    log_format: LogFormat = LogFormat.TEXT
+    """text for people, json for machines; always to stderr."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("listen", "http", "curve_secret_key_file"):
+            value = getattr(self, name)
+            if value is not None:
+                msgspec.structs.force_setattr(self, name, value.replace(RANK_PLACEHOLDER, str(self.rank)))
+        self._check_rank()
+        check_link("listen", self.listen, tcp=False)
+        _check_links("coordinators", self.coordinators)
+        _check_ports("coordinators", self.coordinators)
+        _check_http(self.http)
+        keys = (self.curve_secret_key_file, self.curve_server_key_file)
+        names = ("curve_secret_key_file", "curve_server_key_file")
+        _check_security("coordinators", self.coordinators, names, keys, insecure_tcp=self.insecure_tcp)
+
+    def _check_rank(self) -> None:
+        group, limits = self.group, self.limits
+        if self.rank >= group.world_size:
+            raise ConfigError("rank", self.rank, f"must be below world_size={group.world_size}")
+        if group.world_size > limits.ranks_max:
+            raise ConfigError("group.world_size", group.world_size, f"must be at most ranks_max={limits.ranks_max}")
+        if limits.rounds_kept_max <= group.lag:
+            raise ConfigError("limits.rounds_kept_max", limits.rounds_kept_max, f"must exceed lag={group.lag}")
+
+
+def _check_links(field: str, addresses: list[str]) -> None:
+    if not addresses:
+        raise ConfigError(field, [], "must list at least one address")
+    for address in addresses:
+        check_link(field, address, tcp=True)
+        if addresses.count(address) > 1:
+            raise ConfigError(field, addresses, f"{address} is listed twice")
+
+
+def _check_ports(field: str, addresses: list[str]) -> None:
+    """Addresses to connect to need a port of their own: only who listens can let the system pick one."""
+    for address in addresses:
+        scheme, _, rest = address.partition("://")
+        if scheme == "tcp" and split_host_port(field, rest)[1] == 0:
+            raise ConfigError(field, address, "name the port that the coordinator listens on")
+
+
+def _check_http(address: str | None) -> None:
+    if address is not None:
+        check_loopback("http", address)
+
+
+def _check_security(
+    field: str, addresses: list[str], names: tuple[str, str], keys: tuple[str | None, str | None], *, insecure_tcp: bool
+) -> None:
+    """tcp needs both key options, or the flag that says it does not."""
+    missing = [name for name, key in zip(names, keys, strict=True) if key is None]
+    if len(missing) == 1:
+        raise ConfigError(missing[0], None, f"set it too: {' and '.join(names)} go together")
+    if missing and not insecure_tcp:
+        for address in addresses:
+            if address.startswith("tcp://"):
+                raise ConfigError(field, address, f"tcp needs {' and '.join(names)}, or insecure_tcp to do without")

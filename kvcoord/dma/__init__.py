@@ -1,0 +1,1 @@
+"""Moving bytes between tiers behind awaitable transfers. Who owns the bytes is `memory`'s business."""

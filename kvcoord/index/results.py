@@ -1,0 +1,43 @@
+"""What the tree answers: a match, its segments, and a pin. Values without behaviour."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kvcoord.domain import PageKey, Tier
+from kvcoord.index.node import Slots
+
+
+class Segment(msgspec.Struct, frozen=True, gc=False):
+    """Pages `first` to `first + count` of the path, to be read from `tier`; `slots` is one list a pool of the tier."""
+
+    tier: Tier
+    first: int
+    count: int
+    slots: Slots
+
+
+class Match(msgspec.Struct, frozen=True, gc=False):
+    """The usable prefix of a path: its leading pages that are on a tier. A page on both tiers counts as device."""
+
+    device_pages: int
+    host_pages: int
+    segments: list[Segment]
+
+    @property
+    def pages(self) -> int:
+        return self.device_pages + self.host_pages
+
+
+class Pin:
+    """Pages that must stay on their tier until `unpin`. `slots` (one list a pool of the tier) are theirs meanwhile."""
+
+    __slots__ = ("count", "first", "open", "path", "slots", "tier")
+
+    def __init__(self, path: Sequence[PageKey], first: int, tier: Tier, slots: Slots) -> None:
+        self.path = path
+        self.first = first
+        self.count = len(path) - first
+        self.tier = tier
+        self.slots = slots
+        self.open = True

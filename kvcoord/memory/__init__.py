@@ -1,0 +1,1 @@
+"""Who owns bytes: the slots of each pool, reservations over several pools, and the memory that backs them."""

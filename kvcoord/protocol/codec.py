@@ -1,0 +1,108 @@
+"""Messages to bytes and back: one version byte, then msgpack. Strict: what is not a message is a typed error.
+
+The decoder checks length, version and every field's type; `checked` adds the ranges that types cannot say. It
+never executes or allocates anything in proportion to more than the frame's own size.
+"""
+
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from kvcoord.domain import OPERATION_ID_LENGTH_MAX
+from kvcoord.errors import FrameMalformed, FrameOversized, FrameVersionMismatch
+from kvcoord.protocol.messages import (
+    PROTOCOL_VERSION,
+    Frame,
+    FromCoordinator,
+    FromRank,
+    Hello,
+    StreamVote,
+    Vote,
+)
+
+_VERSION_BYTE: Final = bytes((PROTOCOL_VERSION,))
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Default of `message_bytes_max`: a frame longer than this is not decoded."""
+
+T = TypeVar("T")
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """One message as bytes."""
+    return _VERSION_BYTE + _ENCODER.encode(message)
+
+
+class Decoder(Generic[T]):
+    """Bytes to one of the messages of `union`.
+
+    Raises FrameOversized, FrameVersionMismatch or FrameMalformed; nothing else.
+    """
+
+    def __init__(self, union: object, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
+        self._bytes_max = message_bytes_max
+
+    def decode(self, payload: bytes) -> T:
+        size = len(payload)
+        if size > self._bytes_max:
+            raise FrameOversized(f"longer than message_bytes_max={self._bytes_max}", size)
+        if size < 2:
+            raise FrameMalformed("truncated", size)
+        if payload[0] != PROTOCOL_VERSION:
+            raise FrameVersionMismatch(f"protocol version {payload[0]}, spoken here is {PROTOCOL_VERSION}", size)
+        try:
+            message = self._decoder.decode(memoryview(payload)[1:])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+            raise FrameMalformed(str(error), size) from None
+        cause = _out_of_range(message)
+        if cause:
+            raise FrameMalformed(cause, size)
+        return message
+
+
+def rank_decoder(message_bytes_max: int = MESSAGE_BYTES_MAX) -> Decoder[FromRank]:
+    """What a coordinator reads."""
+    return Decoder(FromRank, message_bytes_max)
+
+
+def coordinator_decoder(message_bytes_max: int = MESSAGE_BYTES_MAX) -> Decoder[FromCoordinator]:
+    """What a rank reads."""
+    return Decoder(FromCoordinator, message_bytes_max)
+
+
+def _out_of_range(message: object) -> str:
+    """Why the message cannot be meant, or an empty string. Types are already right here."""
+    kind = type(message)
+    if kind is Frame:
+        assert isinstance(message, Frame)
+        if message.round < 0:
+            return f"round {message.round} is negative"
+        for free in message.free:
+            if free < 0:
+                return f"free count {free} is negative"
+        for vote in message.votes:
+            cause = _vote_out_of_range(vote)
+            if cause:
+                return cause
+    elif kind is StreamVote:
+        assert isinstance(message, StreamVote)
+        return _vote_out_of_range(message.vote)
+    elif kind is Hello:
+        assert isinstance(message, Hello)
+        if message.world_size <= 0:
+            return f"world size {message.world_size} is not positive"
+        if not message.group or len(message.group) > OPERATION_ID_LENGTH_MAX:
+            return f"group name of {len(message.group)} characters, allowed are 1 to {OPERATION_ID_LENGTH_MAX}"
+    return ""
+
+
+def _vote_out_of_range(vote: Vote) -> str:
+    if not 0 < len(vote.operation) <= OPERATION_ID_LENGTH_MAX:
+        return f"operation id of {len(vote.operation)} characters, allowed are 1 to {OPERATION_ID_LENGTH_MAX}"
+    if vote.participants < 0:
+        return f"participants mask {vote.participants} is negative"
+    if not vote.yes and vote.reason is None:
+        return f"vote no without a reason for {vote.operation}"
+    return ""

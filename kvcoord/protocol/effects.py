@@ -1,0 +1,106 @@
+"""What a machine wants done next. The shell performs effects in order; the simulation does the same."""
+
+import msgspec
+
+from kvcoord.domain import Rank
+from kvcoord.protocol.messages import Activate, Entry, FromCoordinator, FromRank
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Coordinator: one message to these peers. The shell encodes it once for all of them."""
+
+    peers: tuple[bytes, ...]
+    message: FromCoordinator
+
+
+class Note(msgspec.Struct, frozen=True):
+    """For people and recorders only: something that should be seen. Steers nothing."""
+
+    kind: str
+    operation: str = ""
+    detail: dict[str, object] = {}
+
+
+class SendUp(msgspec.Struct, frozen=True):
+    """Rank: one message to the coordinator it is attached to."""
+
+    message: FromRank
+
+
+class Attach(msgspec.Struct, frozen=True):
+    """Rank: drop the connection and open one to this coordinator of the list."""
+
+    index: int
+
+
+class Apply(msgspec.Struct, frozen=True):
+    """Rank: the next entry of the stream, in sequence."""
+
+    entry: Entry
+
+
+class Activated(msgspec.Struct, frozen=True):
+    """Rank: the group works. `fresh`: what was held before is void on every rank."""
+
+    activate: Activate
+    fresh: bool
+
+
+class VerdictReady(msgspec.Struct, frozen=True):
+    """Rank: the verdict of this round has come and can be taken."""
+
+    round: int
+
+
+class GroupSuspended(msgspec.Struct, frozen=True):
+    """Rank: the group does not work for now. `rank` -1: the coordinator is lost."""
+
+    rank: Rank
+    cause: str
+
+
+class JoinFailed(msgspec.Struct, frozen=True):
+    """Rank: the coordinator refuses; final."""
+
+    reason: str
+    field: str
+    value: str | int
+    other_rank: Rank
+    other_value: str | int
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """Rank: the group deadline (or the join timeout) has passed; final."""
+
+    cause: str
+    waited_s: float
+
+
+class DivergenceSeen(msgspec.Struct, frozen=True):
+    """Rank: the coordinator says that the ranks differ."""
+
+    round: int
+    sides: list[list[Rank]]
+    operation: str
+
+
+class LogWanted(msgspec.Struct, frozen=True):
+    """Rank: the coordinator asks for the log of applied events at this round."""
+
+    round: int
+
+
+CoordinatorEffect = Send | Note
+RankEffect = (
+    SendUp
+    | Attach
+    | Apply
+    | Activated
+    | VerdictReady
+    | GroupSuspended
+    | JoinFailed
+    | Lost
+    | DivergenceSeen
+    | LogWanted
+    | Note
+)

@@ -1,0 +1,106 @@
+"""Rounds on a rank: frames that wait for their verdict, verdicts that wait for their step. DESIGN section 4.2.
+
+A frame is never changed once it is built: after a change of coordinator the same frames go out in the new epoch.
+"""
+
+from collections import OrderedDict
+
+import msgspec
+
+from kvcoord.errors import UsageError
+from kvcoord.protocol.messages import Ack, Frame, Verdict, Vote
+
+
+class RankRounds:
+    """One rank's frames and verdicts. At most `lag` rounds are open, which bounds everything here."""
+
+    def __init__(self, lag: int) -> None:
+        self.lag = lag
+        self.first_round = -1
+        self.last_frame = -1
+        self.last_verdict = -1
+        self.ignored: dict[str, int] = {}
+        self._votes: list[Vote] = []
+        self._acks: list[Ack] = []
+        self._frames: OrderedDict[int, tuple[Frame, float]] = OrderedDict()
+        self._verdicts: OrderedDict[int, Verdict] = OrderedDict()
+
+    def defer(self, vote: Vote) -> None:
+        """A vote for the next frame."""
+        self._votes.append(vote)
+
+    def ack(self, ack: Ack) -> None:
+        """An ack for the next frame."""
+        self._acks.append(ack)
+
+    def frame(self, epoch: int, round_number: int, free: list[int], digest: int, now: float) -> Frame:
+        """Builds the frame of this step from what was said since the last one.
+
+        Raises UsageError when steps do not follow each other: lockstep engines number their steps densely.
+        """
+        if self.last_frame >= 0 and round_number != self.last_frame + 1:
+            raise UsageError("step", round_number, f"steps follow each other: the next one is {self.last_frame + 1}")
+        if self.first_round < 0:
+            self.first_round = round_number
+        frame = Frame(epoch, round_number, self._votes, self._acks, free, digest)
+        self._votes, self._acks = [], []
+        self._frames[round_number] = (frame, now)
+        self.last_frame = round_number
+        return frame
+
+    def due(self, step: int) -> int | None:
+        """The round whose verdict is applied at the start of `step`, None when there was none so long ago."""
+        due = step - self.lag
+        return due if 0 <= self.first_round <= due else None
+
+    def take(self, verdict: Verdict) -> bool:
+        """Keeps a verdict that has come. False: it is a repetition or not the next one."""
+        if verdict.round <= self.last_verdict or (self.last_verdict >= 0 and verdict.round != self.last_verdict + 1):
+            self._count("verdict_repeated" if verdict.round <= self.last_verdict else "verdict_after_gap")
+            return False
+        self.last_verdict = verdict.round
+        self._verdicts[verdict.round] = verdict
+        self._frames.pop(verdict.round, None)
+        return True
+
+    def verdict(self, round_number: int) -> Verdict | None:
+        """The verdict of this round if it has come. Older ones than lag + 1 rounds before it are forgotten."""
+        verdict = self._verdicts.get(round_number)
+        if verdict is not None:
+            while len(self._verdicts) > self.lag + 1:
+                oldest = next(iter(self._verdicts))
+                if oldest >= round_number - self.lag:
+                    break
+                del self._verdicts[oldest]
+        return verdict
+
+    def kept(self) -> list[Verdict]:
+        """The last verdicts, for a report."""
+        return list(self._verdicts.values())
+
+    def resend(self, epoch: int, last_round: int, now: float) -> list[Frame]:
+        """After a change of coordinator: every frame later than the last decided round, in the new epoch."""
+        for number in [number for number in self._frames if number <= last_round]:
+            del self._frames[number]
+        for number, (frame, _) in self._frames.items():
+            self._frames[number] = (msgspec.structs.replace(frame, epoch=epoch), now)
+        return [frame for frame, _ in self._frames.values()]
+
+    def overdue(self, now: float, retry_s: float) -> Frame | None:
+        """The oldest frame without a verdict, when it was sent `retry_s` ago: its verdict may be lost."""
+        for number, (frame, at) in self._frames.items():
+            if at + retry_s > now:
+                return None
+            self._frames[number] = (frame, now)
+            return frame
+        return None
+
+    def begin(self) -> None:
+        """A new history: rounds start with the next frame."""
+        self.first_round = self.last_frame = self.last_verdict = -1
+        self._votes, self._acks = [], []
+        self._frames.clear()
+        self._verdicts.clear()
+
+    def _count(self, cause: str) -> None:
+        self.ignored[cause] = self.ignored.get(cause, 0) + 1

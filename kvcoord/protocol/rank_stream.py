@@ -1,0 +1,117 @@
+"""The stream on a rank: votes that wait for a decision, entries in their sequence, acks that wait for a completion.
+
+Nothing here is lost with a message: votes and acks that stay without an answer are sent again, a gap in the sequence is
+fetched again, and what comes twice is ignored and counted.
+"""
+
+from collections import OrderedDict, deque
+from typing import TypeVar
+
+from kvcoord.domain import OperationId
+from kvcoord.protocol.messages import Ack, Completion, Decision, Entry, Vote
+
+T = TypeVar("T")
+
+
+class RankStream:
+    """What one rank has said and heard outside rounds. Bounded by `entries_kept_max` and by the operations open."""
+
+    def __init__(self, entries_kept_max: int) -> None:
+        self.sequence = 0
+        self.ignored: dict[str, int] = {}
+        self._kept_max = entries_kept_max
+        self._kept: deque[Entry] = deque(maxlen=entries_kept_max)
+        self._decided: OrderedDict[OperationId, Decision] = OrderedDict()
+        self._votes: OrderedDict[OperationId, tuple[Vote, float]] = OrderedDict()
+        self._acks: OrderedDict[OperationId, tuple[Ack, float]] = OrderedDict()
+        self._completed: OrderedDict[OperationId, None] = OrderedDict()
+
+    # --- votes ----------------------------------------------------------------------------------------------------
+
+    def vote(self, vote: Vote, now: float) -> Decision | None:
+        """Remembers a vote until its decision comes. Returns the decision when it is known already."""
+        known = self._decided.get(vote.operation)
+        if known is None:
+            self._votes[vote.operation] = (vote, now)
+        return known
+
+    def decided(self, operation: OperationId) -> Decision | None:
+        """The decision of an operation that ended lately."""
+        return self._decided.get(operation)
+
+    def in_doubt(self) -> list[OperationId]:
+        """Operations voted on whose outcome is not known."""
+        return list(self._votes)
+
+    def overdue_votes(self, now: float, retry_s: float) -> list[Vote]:
+        """Votes without an answer for `retry_s`: they are to be sent again."""
+        return _overdue(self._votes, now, retry_s)
+
+    # --- entries --------------------------------------------------------------------------------------------------
+
+    def take(self, entry: Entry) -> bool:
+        """Takes the next entry of the sequence. False: it is a repetition, or there is a gap before it."""
+        if entry.sequence != self.sequence + 1:
+            self._count("entry_repeated" if entry.sequence <= self.sequence else "entry_after_gap")
+            return False
+        self.sequence = entry.sequence
+        self._kept.append(entry)
+        if isinstance(entry, Decision):
+            self._votes.pop(entry.operation, None)
+            _remember(self._decided, entry.operation, entry, self._kept_max)
+        else:
+            self.completed(entry)
+        return True
+
+    def kept(self) -> list[Entry]:
+        return list(self._kept)
+
+    # --- acks -----------------------------------------------------------------------------------------------------
+
+    def ack(self, ack: Ack, now: float) -> bool:
+        """Remembers an ack until its completion comes. False: the operation has ended already, nothing to say."""
+        if ack.operation in self._completed:
+            return False
+        self._acks[ack.operation] = (ack, now)
+        return True
+
+    def completed(self, completion: Completion) -> None:
+        """The operation has ended, by the stream or by a verdict: its ack need not be sent again."""
+        self._acks.pop(completion.operation, None)
+        _remember(self._completed, completion.operation, None, self._kept_max)
+
+    def unfinished(self) -> list[Ack]:
+        """Acks whose completion has not come."""
+        return [ack for ack, _ in self._acks.values()]
+
+    def overdue_acks(self, now: float, retry_s: float) -> list[Ack]:
+        return _overdue(self._acks, now, retry_s)
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A new history: nothing that was is known any more."""
+        self.sequence = 0
+        for held in (self._kept, self._decided, self._votes, self._acks, self._completed):
+            held.clear()
+
+    def _count(self, cause: str) -> None:
+        self.ignored[cause] = self.ignored.get(cause, 0) + 1
+
+
+def _overdue(sent: OrderedDict[OperationId, tuple[T, float]], now: float, retry_s: float) -> list[T]:
+    """Items sent longer than `retry_s` ago; each counts as sent now. Oldest first, so only a prefix is looked at."""
+    items = []
+    for operation, (item, at) in list(sent.items()):
+        if at + retry_s > now:
+            break
+        sent[operation] = (item, now)
+        sent.move_to_end(operation)
+        items.append(item)
+    return items
+
+
+def _remember(held: OrderedDict[OperationId, T], operation: OperationId, value: T, kept_max: int) -> None:
+    held[operation] = value
+    if len(held) > kept_max:
+        held.popitem(last=False)

@@ -1,0 +1,170 @@
+"""Rounds, on the coordinator: frames in, verdicts out. DESIGN section 4.2.
+
+A verdict is a function of the frames up to its round and of the deadline. Votes of one operation travel in the same
+round from every rank, since lockstep ranks issue the same operations at the same step; so a missing vote in a present
+frame is already an ABORT(not_voted), and only a missing frame waits for the round's deadline.
+"""
+
+from collections import deque
+
+import msgspec
+
+from kvcoord.domain import Agreement, OperationId, Outcome, Rank, Reason
+from kvcoord.protocol.ballot import Ballot, Tally, ranks_in
+from kvcoord.protocol.messages import Completion, Decision, Frame, Verdict
+from kvcoord.protocol.transfers import TransferTable
+
+
+class _Round:
+    __slots__ = ("deadline", "frames", "present")
+
+    def __init__(self, deadline: float) -> None:
+        self.frames: dict[Rank, Frame] = {}
+        self.present = 0
+        self.deadline = deadline
+
+
+class RoundTable:
+    """Open rounds of one group, and the last verdicts for those who ask again."""
+
+    def __init__(self, world_size: int, transfers: TransferTable, round_timeout_s: float, rounds_kept_max: int) -> None:
+        self._everyone = (1 << world_size) - 1
+        self._transfers = transfers
+        self._timeout_s = round_timeout_s
+        self._kept_max = rounds_kept_max
+        self._open: dict[int, _Round] = {}
+        self._kept: deque[Verdict] = deque(maxlen=rounds_kept_max)
+        self._late_digests: dict[int, dict[Rank, int]] = {}
+        self.next_round: int | None = None
+        self.pending: list[Completion] = []
+        self.ignored: dict[str, int] = {}
+
+    def resume(self, epoch: int, last_round: int, verdicts: list[Verdict]) -> None:
+        """Goes on after `last_round`; -1 takes the first frame's round as the first. Kept verdicts are renewed."""
+        self._open.clear()
+        self._late_digests.clear()
+        self.pending.clear()
+        renewed = (msgspec.structs.replace(verdict, epoch=epoch) for verdict in verdicts)
+        self._kept = deque(renewed, maxlen=self._kept_max)
+        self.next_round = None if last_round < 0 else last_round + 1
+
+    def frame(self, rank: Rank, frame: Frame, now: float) -> bool:
+        """Takes one frame. Returns whether a round can close now. Of a closed round's frame only the acks count."""
+        if self.next_round is None:
+            self.next_round = frame.round
+        if frame.round < self.next_round:
+            self._late(rank, frame, now)
+            return False
+        if frame.round >= self.next_round + self._kept_max:
+            self._count("frame_too_far_ahead")
+            return False
+        entry = self._open.get(frame.round)
+        if entry is None:
+            entry = self._open[frame.round] = _Round(now + self._timeout_s)
+        bit = 1 << rank
+        if entry.present & bit:
+            self._count("frame_duplicate")
+            return False
+        entry.frames[rank] = frame
+        entry.present |= bit
+        return frame.round == self.next_round and entry.present == self._everyone
+
+    def close_ready(self, epoch: int, now: float) -> list[tuple[Verdict, dict[Rank, int]]]:
+        """Closes rounds in order while they are complete or past their deadline: (verdict, digest by rank) each."""
+        closed = []
+        while self.next_round is not None:
+            entry = self._open.get(self.next_round)
+            if entry is None or (entry.present != self._everyone and entry.deadline > now):
+                break
+            closed.append(self._close(self.next_round, entry, epoch, now))
+        return closed
+
+    def verdict(self, round_number: int) -> Verdict | None:
+        """A verdict that is still kept."""
+        for verdict in reversed(self._kept):
+            if verdict.round == round_number:
+                return verdict
+        return None
+
+    def late_digests(self, round_number: int) -> dict[Rank, int] | None:
+        """All digests of a round that was closed without some ranks, once they are complete."""
+        held = self._late_digests.get(round_number)
+        if held is None or len(held) != self._everyone.bit_count():
+            return None
+        return self._late_digests.pop(round_number)
+
+    def missing(self) -> list[Rank]:
+        """Ranks whose frame the next round lacks, when some frame of it is there."""
+        entry = self._open.get(self.next_round) if self.next_round is not None else None
+        return ranks_in(self._everyone & ~entry.present) if entry else []
+
+    def deadline(self) -> float | None:
+        entry = self._open.get(self.next_round) if self.next_round is not None else None
+        return entry.deadline if entry else None
+
+    def _close(self, number: int, entry: _Round, epoch: int, now: float) -> tuple[Verdict, dict[Rank, int]]:
+        absent = ranks_in(self._everyone & ~entry.present)
+        frames = [(rank, entry.frames[rank]) for rank in sorted(entry.frames)]
+        decisions = self._decide(frames, absent, now)
+        completions = self.pending
+        self.pending = []
+        for rank, frame in frames:
+            for ack in frame.acks:
+                completion = self._transfers.record(rank, ack, now)
+                if completion is not None:
+                    completions.append(completion)
+        if absent:
+            capacity = [0] * len(frames[0][1].free)
+        else:
+            capacity = [min(counts) for counts in zip(*(frame.free for _, frame in frames), strict=True)]
+        verdict = Verdict(epoch, number, decisions, completions, capacity, absent)
+        del self._open[number]
+        self._kept.append(verdict)
+        self.next_round = number + 1
+        digests = {rank: frame.digest for rank, frame in frames}
+        if absent:
+            self._late_digests[number] = dict(digests)
+            if len(self._late_digests) > self._kept_max:
+                del self._late_digests[min(self._late_digests)]
+        return verdict, digests
+
+    def _decide(self, frames: list[tuple[Rank, Frame]], absent: list[Rank], now: float) -> list[Decision]:
+        ballots: dict[OperationId, Ballot] = {}
+        for rank, frame in frames:
+            for vote in frame.votes:
+                ballot = ballots.get(vote.operation)
+                if ballot is None:
+                    participants = (vote.participants & self._everyone) or self._everyone
+                    ballot = ballots[vote.operation] = Ballot(vote.agreement, participants)
+                tally = ballot.record(rank, vote)
+                if tally is not Tally.RECORDED:
+                    self._count(f"vote_{tally.value}")
+        decisions = []
+        for operation, ballot in ballots.items():
+            if ballot.refused:
+                reason, rank, shortfall = ballot.blame()
+                decisions.append(Decision(operation, Outcome.ABORT, 0, None, reason, rank, shortfall))
+            elif ballot.complete:
+                value = None if ballot.agreement is Agreement.ALL else ballot.value
+                decisions.append(Decision(operation, Outcome.COMMIT, 0, value))
+                self._transfers.expect(operation, ballot.participants, now)
+            else:
+                missing = ballot.missing()
+                late = [rank for rank in missing if rank in absent]
+                reason = Reason.VOTE_TIMEOUT if late else Reason.NOT_VOTED
+                decisions.append(Decision(operation, Outcome.ABORT, 0, None, reason, (late or missing)[0]))
+        return decisions
+
+    def _late(self, rank: Rank, frame: Frame, now: float) -> None:
+        for ack in frame.acks:
+            completion = self._transfers.record(rank, ack, now)
+            if completion is not None:
+                self.pending.append(completion)
+        held = self._late_digests.get(frame.round)
+        if held is None or rank in held:
+            self._count("frame_of_closed_round")
+            return
+        held[rank] = frame.digest
+
+    def _count(self, cause: str) -> None:
+        self.ignored[cause] = self.ignored.get(cause, 0) + 1
