@@ -43,6 +43,10 @@ class OperationKind(StrEnum):
     CUSTOM = "custom"
 
 
+COPYING_KINDS: Final = frozenset({OperationKind.WRITE_THROUGH, OperationKind.WRITE_BACK, OperationKind.LOAD_BACK})
+"""Operations that go on after COMMIT: every participant copies and acks."""
+
+
 class Agreement(StrEnum):
     """How the votes of one operation combine. See `protocol.ballot`."""
 

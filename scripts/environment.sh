@@ -28,10 +28,12 @@ find_python() {
     fail "kvcoord needs Python 3.11 or newer, and neither python3.11 nor python3 on PATH is that: install it first"
 }
 
-# The mark lies in the folder while it is being made, so an interrupted one is recognised and redone.
+# The mark lies in the folder until the first installation is over, so an interrupted one is recognised and redone.
+unfinished="$venv/.unfinished"
+
 make_venv() {
-    local mark="$venv/.unfinished" python
-    if [[ -e "$venv" && ! -e "$mark" ]]; then
+    local python
+    if [[ -e "$venv" && ! -e "$unfinished" ]]; then
         is_recent_python "$venv_python" || fail "$venv has no Python 3.11 or newer: remove that folder and start again"
         return
     fi
@@ -39,10 +41,9 @@ make_venv() {
     say "making $venv with $python"
     rm -rf -- "$venv"
     mkdir -- "$venv"
-    touch -- "$mark"
+    touch -- "$unfinished"
     "$python" -m venv "$venv" ||
         fail "$python cannot make a virtual environment: install its venv module (python3-venv on Debian and Ubuntu)"
-    rm -- "$mark"
 }
 
 # What the installation depends on: requirements, the interpreter, and the place that an editable install points to.
@@ -65,6 +66,7 @@ install_kvcoord() {
     "${pip[@]}" setuptools
     "${pip[@]}" --no-build-isolation --editable "$repository[$extra]"
     printf '%s\n' "$checksum" >"$stamp"
+    rm -f -- "$unfinished"
     say "installed in $((SECONDS - started_s)) s"
 }
 

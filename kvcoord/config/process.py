@@ -15,7 +15,7 @@ from kvcoord.errors import ConfigError
 COORDINATOR_ADDRESS: Final = "ipc:///run/kvcoord/coordinator.sock"
 
 RANK_PLACEHOLDER: Final = "{rank}"
-"""Stands for the worker's rank in its addresses and key files, so that all ranks of a node can share one file."""
+"""Stands for the worker's rank in its addresses and key folder, so that all ranks of a node can share one file."""
 
 Address = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -46,11 +46,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     insecure_tcp: bool = False
     """Accept tcp without CURVE keys. Anybody who reaches the port can then join a group."""
 
-    curve_secret_key_file: str | None = None
-    """This coordinator's CURVE secret key, readable by its user alone; required for tcp."""
-
-    curve_authorized_keys_dir: str | None = None
-    """Folder with the CURVE public keys of all ranks that may connect; required for tcp."""
+    curve_keys_dir: str | None = None
+    """Folder with this coordinator's CURVE keys and the public keys of the ranks that may connect; required for tcp."""
 
     timeouts: Timeouts = Timeouts()
     """How long each wait may take."""
@@ -68,15 +65,13 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
         check_fields(self)
         _check_links("bind", self.bind)
         _check_http(self.http)
-        keys = (self.curve_secret_key_file, self.curve_authorized_keys_dir)
-        names = ("curve_secret_key_file", "curve_authorized_keys_dir")
-        _check_security("bind", self.bind, names, keys, insecure_tcp=self.insecure_tcp)
+        _check_security("bind", self.bind, self.curve_keys_dir, insecure_tcp=self.insecure_tcp)
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The worker (sidecar) of one rank.
 
-    `{rank}` in an address or a key file is replaced by the rank when the struct is made: readers see final text.
+    `{rank}` in `listen`, `http` and `curve_keys_dir` is replaced by the rank when the struct is made.
     """
 
     group: GroupConfig = GroupConfig()
@@ -103,11 +98,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     insecure_tcp: bool = False
     """Speak tcp without CURVE keys. Anybody on the path can then read and change votes."""
 
-    curve_secret_key_file: str | None = None
-    """This rank's CURVE secret key, readable by its user alone; required for tcp."""
-
-    curve_server_key_file: str | None = None
-    """The coordinators' CURVE public key; required for tcp."""
+    curve_keys_dir: str | None = None
+    """Folder with this rank's CURVE keys and the coordinators' public key; required for tcp."""
 
     timeouts: Timeouts = Timeouts()
     """How long each wait may take."""
@@ -123,7 +115,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("listen", "http", "curve_secret_key_file"):
+        for name in ("listen", "http", "curve_keys_dir"):
             value = getattr(self, name)
             if value is not None:
                 msgspec.structs.force_setattr(self, name, value.replace(RANK_PLACEHOLDER, str(self.rank)))
@@ -132,9 +124,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_links("coordinators", self.coordinators)
         _check_ports("coordinators", self.coordinators)
         _check_http(self.http)
-        keys = (self.curve_secret_key_file, self.curve_server_key_file)
-        names = ("curve_secret_key_file", "curve_server_key_file")
-        _check_security("coordinators", self.coordinators, names, keys, insecure_tcp=self.insecure_tcp)
+        _check_security("coordinators", self.coordinators, self.curve_keys_dir, insecure_tcp=self.insecure_tcp)
 
     def _check_rank(self) -> None:
         group, limits = self.group, self.limits
@@ -168,14 +158,10 @@ def _check_http(address: str | None) -> None:
         check_loopback("http", address)
 
 
-def _check_security(
-    field: str, addresses: list[str], names: tuple[str, str], keys: tuple[str | None, str | None], *, insecure_tcp: bool
-) -> None:
-    """tcp needs both key options, or the flag that says it does not."""
-    missing = [name for name, key in zip(names, keys, strict=True) if key is None]
-    if len(missing) == 1:
-        raise ConfigError(missing[0], None, f"set it too: {' and '.join(names)} go together")
-    if missing and not insecure_tcp:
-        for address in addresses:
-            if address.startswith("tcp://"):
-                raise ConfigError(field, address, f"tcp needs {' and '.join(names)}, or insecure_tcp to do without")
+def _check_security(field: str, addresses: list[str], keys_dir: str | None, *, insecure_tcp: bool) -> None:
+    """tcp needs keys, or the flag that says it does not."""
+    if keys_dir is not None or insecure_tcp:
+        return
+    for address in addresses:
+        if address.startswith("tcp://"):
+            raise ConfigError(field, address, "tcp needs keys: set curve_keys_dir, or insecure_tcp to do without")

@@ -3,31 +3,23 @@
 Costs O(cached pages). Trusts nothing but the runs' keys, slots, pins and children.
 """
 
-from collections.abc import Iterator
 from typing import NoReturn
 
 from kvcoord.domain import PAGE_KEY_BYTES, PageKey
 from kvcoord.errors import InvariantBroken
 from kvcoord.index.node import Node
+from kvcoord.index.paths import parents_first
 from kvcoord.index.tier import TierIndex, key_sum
 
 
 def check_tree(root: Node, books: tuple[TierIndex, TierIndex]) -> None:
     """Raises InvariantBroken for the first invariant that does not hold."""
-    nodes = list(_parents_first(root))
+    nodes = list(parents_first(root))
     _check_shape(root, nodes)
     for tier in books:
         _check_slots(tier, nodes)
         _check_counts(tier, nodes)
         _check_queue(tier, nodes)
-
-
-def _parents_first(root: Node) -> Iterator[Node]:
-    pending = [root]
-    while pending:
-        node = pending.pop()
-        yield node
-        pending.extend(node.children.values())
 
 
 def _check_shape(root: Node, nodes: list[Node]) -> None:

@@ -61,3 +61,12 @@ def tidy(nodes: list[Node], first: int) -> None:
         parent = node.parent
         node.fuse()
         node = parent
+
+
+def parents_first(root: Node) -> Iterator[Node]:
+    """Every run of the tree, the root with its no pages first."""
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        yield node
+        pending.extend(node.children.values())

@@ -16,7 +16,7 @@ from kvcoord.errors import InvariantBroken, UsageError
 from kvcoord.index.check import check_tree
 from kvcoord.index.eviction import EvictionOrder
 from kvcoord.index.node import TIERS, Node, Slots
-from kvcoord.index.paths import cover, tidy, walk
+from kvcoord.index.paths import cover, parents_first, tidy, walk
 from kvcoord.index.results import Match, Pin, Segment
 from kvcoord.index.tier import DIGEST_MASK, TierIndex, check_key_lengths
 from kvcoord.index.victims import Victim
@@ -41,6 +41,11 @@ class RadixTree:
     def digest(self) -> int:
         """64 bits over the published (page key, tier) pairs; slots and use do not enter. O(1)."""
         return (self._device.digest + self._host.digest) & DIGEST_MASK
+
+    @property
+    def run_count(self) -> int:
+        """Runs that the tree keeps its pages in, O(runs): the price of a long path, and nothing else, depends on it."""
+        return sum(1 for _ in parents_first(self._root)) - 1
 
     def pages(self, tier: Tier) -> int:
         """Pages published on the tier. O(1)."""
@@ -75,18 +80,23 @@ class RadixTree:
         return Match(counts[0], counts[1], segments)
 
     def unbacked(self, keys: Sequence[PageKey], hits_min: int = 0) -> list[tuple[int, int]]:
-        """What a write policy would copy: (first, count) of the runs of the path that are on the device, not on the
-        host, and have been touched at least `hits_min` times.
+        """What a write policy would copy: (first, count) of the pages of the path that are on the device, not on the
+        host, and have been touched at least `hits_min` times. Not only in the usable prefix.
         """
-        runs: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         for node, start, shared in walk(self._root, keys, len(keys)):
-            if node.tiers[0].slots is None or node.tiers[1].slots is not None or node.hits < hits_min:
-                continue
-            if runs and sum(runs[-1]) == start:
-                runs[-1] = (runs[-1][0], runs[-1][1] + shared)
-            else:
-                runs.append((start, shared))
-        return runs
+            if node.tiers[0].slots is not None and node.tiers[1].slots is None and node.hits >= hits_min:
+                _append_range(ranges, start, shared)
+        return ranges
+
+    def resident(self, keys: Sequence[PageKey], tier: Tier) -> list[tuple[int, int]]:
+        """(first, count) of the pages of the path that are on the tier. Not only in the usable prefix."""
+        number = self._books(tier).number
+        ranges: list[tuple[int, int]] = []
+        for node, start, shared in walk(self._root, keys, len(keys)):
+            if node.tiers[number].slots is not None:
+                _append_range(ranges, start, shared)
+        return ranges
 
     def touch(self, keys: Sequence[PageKey], tick: int, priority: int = 0) -> int:
         """Mark the usable prefix as used at `tick`, one hit more. Returns its pages.
@@ -269,3 +279,10 @@ def _check_slots(slots: Sequence[Sequence[int]], pool_count: int, page_count: in
     if len(slots) != pool_count or any(len(pool) != page_count for pool in slots):
         lengths = [len(pool) for pool in slots]
         raise UsageError("slots", lengths, f"give {pool_count} pools a slot for each of the {page_count} pages")
+
+
+def _append_range(ranges: list[tuple[int, int]], first: int, count: int) -> None:
+    if ranges and sum(ranges[-1]) == first:
+        first, before = ranges.pop()
+        count += before
+    ranges.append((first, count))

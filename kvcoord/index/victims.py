@@ -120,9 +120,10 @@ def _victims(pieces: list[_Piece], tier_number: int) -> list[Victim]:
 
 
 def _adjacent(upper: _Piece, lower: _Piece) -> bool:
+    """`upper` went right after `lower`. A run with a child on the tier still has all its pages, so its last is next."""
     if upper[0] is lower[0]:
         return upper[2] == lower[1]
-    return lower[1] == 0 and lower[0].parent is upper[0] and upper[2] == len(upper[0].keys)
+    return lower[1] == 0 and lower[0].parent is upper[0]
 
 
 def _victim(group: list[_Piece], tier_number: int) -> Victim:

@@ -50,9 +50,12 @@ class HttpServer:
     async def open(self) -> None:
         """Listen. Raises ConfigError naming the address when that is not possible."""
         loop = asyncio.get_running_loop()
+        if not 0 <= self._port < 65536:
+            # The resolver would take it modulo 65536, and listen somewhere else.
+            raise ConfigError("http", self.address, "a port is at most 65535")
         try:
             listener = _bind(self._host, self._port)
-        except (OSError, UnicodeError, OverflowError) as error:
+        except (OSError, UnicodeError) as error:
             raise ConfigError("http", self.address, _fix(error)) from error
         self._port = listener.getsockname()[1]
         self._server = await loop.create_server(self._connect, sock=listener)

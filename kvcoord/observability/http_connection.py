@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 import h11
 import msgspec
@@ -75,14 +75,14 @@ class HttpConnection(asyncio.Protocol):
         self._timer: Timer | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # The transports of uvloop have these methods but not this class.
+        self._transport = cast(asyncio.Transport, transport)
         if self._opened(self):
             self._watch(Phase.IDLE)
         else:
             self._phase = Phase.CLOSING
-            transport.write(_BUSY)
-            transport.close()
+            self._transport.write(_BUSY)
+            self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()

@@ -6,7 +6,8 @@
     EQUAL       an int                that int                        any no, or two values differ
     INTERSECT   a list of keys        the keys on every list, sorted  any no
 
-A participants mask names who must vote; a vote from anybody else is ignored. A rank has one vote: the first.
+A participants mask names who must vote; a vote from anybody else is ignored. A rank has one vote: the first. Votes
+that name another agreement or other participants than the first vote did are of another mind: they abort too.
 """
 
 from enum import Enum
@@ -27,29 +28,31 @@ class Tally(Enum):
 class Ballot:
     """The votes for one operation. `participants` and `agreement` are those of its first vote."""
 
-    __slots__ = ("_noes", "_votes", "agreement", "mismatch", "participants", "value", "voted")
+    __slots__ = ("_everyone", "_noes", "_votes", "agreement", "mismatch", "participants", "value", "voted")
 
-    def __init__(self, agreement: Agreement, participants: int) -> None:
-        self.agreement = agreement
-        self.participants = participants
+    def __init__(self, first: Vote, everyone: int) -> None:
+        self.agreement = first.agreement
+        self.participants = participants_of(first.participants, everyone)
         self.voted = 0
         self.value: Value = None
         self.mismatch = -1
+        self._everyone = everyone
         self._noes: list[tuple[Rank, Vote]] = []
         self._votes: dict[Rank, Vote] = {}
 
     def record(self, rank: Rank, vote: Vote) -> Tally:
         """Counts one vote. A rank outside the participants, or voting again, changes nothing."""
         bit = 1 << rank
-        if not self.participants & bit:
+        participants = participants_of(vote.participants, self._everyone)
+        if not (self.participants | participants) & bit:
             return Tally.NOT_PARTICIPANT
-        if self.voted & bit:
+        if rank in self._votes:
             return Tally.DUPLICATE if self._votes[rank] == vote else Tally.CONFLICTING
         self._votes[rank] = vote
         self.voted |= bit
         if not vote.yes:
             self._noes.append((rank, vote))
-        elif vote.agreement is not self.agreement:
+        elif vote.agreement is not self.agreement or participants != self.participants:
             self._mismatched(rank)
         elif self.agreement is not Agreement.ALL:
             self._combine(rank, vote.value)
@@ -80,7 +83,7 @@ class Ballot:
     @property
     def complete(self) -> bool:
         """Every participant has voted."""
-        return self.voted == self.participants
+        return self.participants & ~self.voted == 0
 
     @property
     def refused(self) -> bool:
@@ -101,6 +104,11 @@ class Ballot:
     def missing(self) -> list[Rank]:
         """Participants that have not voted, lowest first."""
         return ranks_in(self.participants & ~self.voted)
+
+
+def participants_of(mask: int, everyone: int) -> int:
+    """The participants that a mask names: all ranks when it names none that exists."""
+    return (mask & everyone) or everyone
 
 
 def ranks_in(mask: int) -> list[Rank]:

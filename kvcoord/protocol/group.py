@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import msgspec
 
-from kvcoord.domain import Outcome, Rank, Reason
+from kvcoord.domain import COPYING_KINDS, Outcome, Rank, Reason
 from kvcoord.protocol import digest as digests
 from kvcoord.protocol.effects import CoordinatorEffect, Note, Send
 from kvcoord.protocol.messages import (
@@ -174,8 +174,7 @@ class GroupMachine:
             late = next(rank for rank in sorted(self.members) if self.members[rank].report is None)
             effects += self._lose(late, f"rank {late} did not accept epoch {epoch_number(self.epoch)} in time", now)
         if self.state is GroupState.ACTIVE:
-            for decision in self.stream.expire(now):
-                effects += self._decided(decision, 0, now)
+            effects += [self._aborted(decision) for decision in self.stream.expire(now)]
             lockstep = self.rounds.next_round is not None
             for completion in self.transfers.expire(now):
                 if lockstep:
@@ -291,8 +290,7 @@ class GroupMachine:
         effects: list[CoordinatorEffect] = [Note("member_lost", "", {"rank": rank, "cause": cause, "group": self.name})]
         if self.state is GroupState.ACTIVE:
             self._peers = tuple(self.members[other].peer for other in sorted(self.members))
-            for decision in self.stream.abort_all(Reason.RANK_LOST, rank):
-                effects += self._decided(decision, 0, now)
+            effects += [self._aborted(decision) for decision in self.stream.abort_all(Reason.RANK_LOST, rank)]
             if self.rounds.next_round is None:
                 for completion in self.transfers.retract_all(rank):
                     effects += self._completed(completion)
@@ -367,13 +365,19 @@ class GroupMachine:
             self.stream.vote(rank, message.vote, now)
             return [Send((self.members[rank].peer,), Numbered(self.epoch, known))]
         decided = self.stream.vote(rank, message.vote, now)
-        return [] if decided is None else self._decided(*decided, now)
-
-    def _decided(self, decision: Decision, participants: int, now: float) -> list[CoordinatorEffect]:
+        if decided is None:
+            return []
+        decision = decided.decision
+        if decision.outcome is Outcome.ABORT:
+            return [self._aborted(decision)]
         self._count_decision(decision)
-        if decision.outcome is Outcome.COMMIT:
-            self.transfers.expect(decision.operation, participants, now)
+        if decided.kind in COPYING_KINDS:
+            self.transfers.expect(decision.operation, decided.participants, now)
         return [self._everyone(Numbered(self.epoch, decision))]
+
+    def _aborted(self, decision: Decision) -> CoordinatorEffect:
+        self._count_decision(decision)
+        return self._everyone(Numbered(self.epoch, decision))
 
     def _completed(self, completion: Completion) -> list[CoordinatorEffect]:
         self.counters["completions" if completion.ok else "retractions"] += 1

@@ -15,6 +15,9 @@ PROTOCOL_VERSION: Final = 1
 
 INCARNATION_BITS: Final = 40
 
+EPOCH_NUMBER_MAX: Final = (1 << 24) - 1
+"""A counter never comes near it: one epoch a second lasts for half a year. A peer that names a larger one is broken."""
+
 NO_EPOCH: Final = 0
 
 ALL_RANKS: Final = 0
@@ -78,10 +81,15 @@ class Decision(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
 
 
 class Completion(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=31):
-    """All participants' copies landed (publish), or one failed (retract on all: reason and rank)."""
+    """All participants' copies landed (publish), or one failed (retract on all: reason and rank).
+
+    A retraction comes as soon as one copy has failed or is late. Others may still be copying: `drained` says that none is
+    any more, so that the pages they read may go. A retraction that was not drained is followed by a second one that is.
+    """
 
     operation: OperationId
     ok: bool
+    drained: bool = True
     sequence: int = 0
     reason: Reason | None = None
     rank: Rank = -1
@@ -128,7 +136,9 @@ class Report(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
 
     `history` is the epoch in which its state was begun: ranks with unequal histories cannot go on from what they hold.
     `sequence` is the last stream entry applied, `entries` the recent ones it still has, `in_doubt` the operations it
-    voted on without knowing the outcome, `verdicts` the last ones received, `free` its free pages per pool.
+    voted on without knowing the outcome. `verdicts` are the last ones received and `verdict_next` the round whose
+    verdict is needed next (-1: no frame was sent). `retracted` are retractions that are not drained yet. `free` counts
+    the free pages of each pool. `lockstep`: this rank's acks travel in frames.
     """
 
     history: int
@@ -136,8 +146,10 @@ class Report(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     entries: list[Entry]
     in_doubt: list[OperationId]
     verdicts: list[Verdict]
-    frame_round: int
+    verdict_next: int
+    retracted: list[Completion]
     free: list[int]
+    lockstep: bool
 
 
 class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=1):
@@ -161,10 +173,14 @@ class Accept(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
 
 
 class Heartbeat(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=3):
-    """Sent from join on, also when idle. `sequence` is the last stream entry applied."""
+    """Sent while the group works, also when idle. `sequence` is the last stream entry applied.
+
+    `probe` repeats the number of the coordinator's probe. A rank that has not joined answers a probe under NO_EPOCH.
+    """
 
     epoch: int
     sequence: int
+    probe: int = 0
 
 
 class StreamVote(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=4):
@@ -216,11 +232,15 @@ class StatusReply(msgspec.Struct, array_like=True, forbid_unknown_fields=True, f
 
 
 class Waiting(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=40):
-    """The answer to Hello while ranks are missing."""
+    """The answer to Hello while ranks are missing, or (`held` names it) while another life of a rank stands in the way.
+
+    Whether that rank still lives is being asked; the Hello is then accepted or refused.
+    """
 
     coordinator: int
     attach: int
     missing: list[Rank]
+    held: Rank = -1
 
 
 class Refused(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=41):
@@ -257,7 +277,7 @@ class Activate(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
 
 
 class Alive(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=44):
-    """The answer to a heartbeat, and a probe: a rank answers it with a heartbeat when `probe` is set.
+    """The answer to a heartbeat; with a `probe` number it asks for one that repeats the number.
 
     `sequence` is the last entry of the stream, so that a rank notices a lost one also when nothing follows.
     """
@@ -265,7 +285,7 @@ class Alive(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=
     epoch: int
     coordinator: int
     sequence: int
-    probe: bool = False
+    probe: int = 0
 
 
 class Suspended(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=45):
@@ -290,7 +310,10 @@ class LogRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fr
 
 
 class Divergence(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=48):
-    """What the digests showed: ranks on each side (largest side first) and the first different event, if known."""
+    """The ranks differ: those on each side (largest side first) and the first different event, if known.
+
+    `round` -1: not seen in a round, but in what the ranks reported when they joined.
+    """
 
     epoch: int
     round: int

@@ -77,6 +77,8 @@ class RankStream:
 
     def completed(self, completion: Completion) -> None:
         """The operation has ended, by the stream or by a verdict: its ack need not be sent again."""
+        if not completion.drained:
+            return
         self._acks.pop(completion.operation, None)
         _remember(self._completed, completion.operation, None, self._kept_max)
 

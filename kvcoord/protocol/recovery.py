@@ -1,20 +1,29 @@
 """What a coordinator makes of the ranks' reports: DESIGN section 4.5, checked by the failover model beside it.
 
 A decision known to any rank is given to all; an operation in doubt everywhere is aborted; the highest verdict that any
-rank has is given to all. Ranks with unequal histories hold nothing in common: they begin anew.
+rank has is given to all. Ranks that cannot be brought to one state from what they still hold begin anew.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import msgspec
 
 from kvcoord.domain import OperationId, Rank
-from kvcoord.errors import InvariantBroken
-from kvcoord.protocol.messages import NO_EPOCH, Decision, Entry, Report, Verdict
+from kvcoord.protocol.messages import NO_EPOCH, Completion, Decision, Entry, Report, Verdict
+
+
+class Conflict(msgspec.Struct, frozen=True):
+    """Two ranks report different outcomes for one thing: they have diverged. `sides`: as in Divergence."""
+
+    sides: list[list[Rank]]
+    what: str
 
 
 class Merged(msgspec.Struct, frozen=True):
-    """The union of all reports. `in_doubt`: voted on somewhere, decided nowhere, lowest rank's order first."""
+    """The union of all reports. `in_doubt`: voted on somewhere, decided nowhere, lowest rank's order first.
+
+    `fresh`: nothing is shared, every rank begins anew. `retracted`: retracted somewhere and not drained anywhere.
+    """
 
     history: int
     fresh: bool
@@ -23,42 +32,84 @@ class Merged(msgspec.Struct, frozen=True):
     in_doubt: list[OperationId]
     verdicts: list[Verdict]
     round: int
+    retracted: list[Completion]
     capacity: list[int]
+    conflict: Conflict | None = None
 
 
 def merge(reports: Mapping[Rank, Report], epoch: int) -> Merged:
-    """Combines the reports of all ranks of a group for the epoch that is about to begin."""
-    ordered = [reports[rank] for rank in sorted(reports)]
-    histories = {report.history for report in ordered}
+    """Combines the reports of all ranks of a group, with equally many pools, for the epoch that is about to begin."""
+    ranks = sorted(reports)
+    ordered = [reports[rank] for rank in ranks]
     capacity = [min(counts) for counts in zip(*(report.free for report in ordered), strict=True)]
-    if len(histories) != 1 or NO_EPOCH in histories or not _reach_each_other(ordered):
-        return Merged(epoch, True, [], 0, [], [], -1, capacity)
-    entries: dict[int, Entry] = {}
-    verdicts: dict[int, Verdict] = {}
-    for report in ordered:
+    histories = {report.history for report in ordered}
+    if len(histories) != 1 or NO_EPOCH in histories:
+        return _anew(epoch, capacity)
+    entries: dict[int, tuple[Rank, Entry]] = {}
+    verdicts: dict[int, tuple[Rank, Verdict]] = {}
+    for rank, report in zip(ranks, ordered, strict=True):
         for entry in report.entries:
-            held = entries.setdefault(entry.sequence, entry)
+            other, held = entries.setdefault(entry.sequence, (rank, entry))
             if held != entry:
-                raise InvariantBroken("one outcome per operation", f"sequence {entry.sequence}: {held} and {entry}")
+                return _anew(epoch, capacity, _conflict(other, held, rank, entry))
         for verdict in report.verdicts:
-            verdicts.setdefault(verdict.round, verdict)
-    decided = {entry.operation for entry in entries.values() if isinstance(entry, Decision)}
-    in_doubt = [op for report in ordered for op in report.in_doubt if op not in decided]
+            other, known = verdicts.setdefault(verdict.round, (rank, verdict))
+            if known is not verdict and _content(known) != _content(verdict):
+                return _anew(epoch, capacity, _conflict(other, known, rank, verdict))
+    sequence = max(report.sequence for report in ordered)
+    last_round = max(verdicts, default=-1)
+    if not all(_reachable(report, sequence, entries.keys(), last_round, verdicts.keys()) for report in ordered):
+        return _anew(epoch, capacity)
+    known_entries = [entries[number][1] for number in sorted(entries)]
+    decided = {entry.operation for entry in known_entries if isinstance(entry, Decision)}
+    in_doubt = [operation for report in ordered for operation in report.in_doubt if operation not in decided]
+    known_verdicts = [verdicts[number][1] for number in sorted(verdicts)]
     return Merged(
         history=ordered[0].history,
         fresh=False,
-        entries=[entries[number] for number in sorted(entries)],
-        sequence=max(report.sequence for report in ordered),
+        entries=known_entries,
+        sequence=sequence,
         in_doubt=list(dict.fromkeys(in_doubt)),
-        verdicts=[verdicts[number] for number in sorted(verdicts)],
-        round=max(verdicts, default=-1),
+        verdicts=known_verdicts,
+        round=last_round,
+        retracted=_still_copying(ordered, known_entries, known_verdicts),
         capacity=capacity,
     )
 
 
-def _reach_each_other(reports: list[Report]) -> bool:
-    """Whether every rank can be brought up to the most advanced one from what the ranks still keep."""
-    newest = max(report.sequence for report in reports)
-    oldest = min(report.sequence for report in reports)
-    known = {entry.sequence for report in reports for entry in report.entries}
-    return all(number in known for number in range(oldest + 1, newest + 1))
+def _anew(epoch: int, capacity: list[int], conflict: Conflict | None = None) -> Merged:
+    return Merged(epoch, True, [], 0, [], [], -1, [], capacity, conflict)
+
+
+def _reachable(
+    report: Report, sequence: int, entries: Container[int], last_round: int, verdicts: Container[int]
+) -> bool:
+    """Whether this rank can be brought up to the most advanced one from what the ranks still keep."""
+    if not all(number in entries for number in range(report.sequence + 1, sequence + 1)):
+        return False
+    return report.verdict_next < 0 or all(number in verdicts for number in range(report.verdict_next, last_round + 1))
+
+
+def _still_copying(reports: list[Report], entries: list[Entry], verdicts: list[Verdict]) -> list[Completion]:
+    ended = [entry for entry in entries if isinstance(entry, Completion)]
+    ended += [completion for verdict in verdicts for completion in verdict.completions]
+    drained = {completion.operation for completion in ended if completion.drained}
+    held = {completion.operation: completion for report in reports for completion in report.retracted}
+    return [completion for operation, completion in held.items() if operation not in drained]
+
+
+def _content(verdict: Verdict) -> tuple[object, ...]:
+    """All but the epoch, which is renewed when a verdict is handed on."""
+    return verdict.decisions, verdict.completions, verdict.capacity, verdict.absent
+
+
+def _conflict(rank: Rank, known: Entry | Verdict, other: Rank, reported: Entry | Verdict) -> Conflict:
+    return Conflict([[rank], [other]], f"{_name(known)} (ranks {rank}) against {_name(reported)} (ranks {other})")
+
+
+def _name(known: Entry | Verdict) -> str:
+    if isinstance(known, Verdict):
+        return f"verdict {known.round}"
+    if isinstance(known, Decision):
+        return f"{known.outcome} {known.operation}"
+    return f"{'complete' if known.ok else 'retract'} {known.operation}"

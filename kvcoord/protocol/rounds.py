@@ -3,13 +3,16 @@
 A verdict is a function of the frames up to its round and of the deadline. Votes of one operation travel in the same
 round from every rank, since lockstep ranks issue the same operations at the same step; so a missing vote in a present
 frame is already an ABORT(not_voted), and only a missing frame waits for the round's deadline.
+
+The first round of a history is the lowest that any rank sends. Ranks that begin at different rounds can never close one
+together: that is found at the deadline (or when a frame comes from before the beginning) and told in `parting`.
 """
 
 from collections import deque
 
 import msgspec
 
-from kvcoord.domain import Agreement, OperationId, Outcome, Rank, Reason
+from kvcoord.domain import COPYING_KINDS, Agreement, OperationId, OperationKind, Outcome, Rank, Reason
 from kvcoord.protocol.ballot import Ballot, Tally, ranks_in
 from kvcoord.protocol.messages import Completion, Decision, Frame, Verdict
 from kvcoord.protocol.transfers import TransferTable
@@ -25,49 +28,66 @@ class _Round:
 
 
 class RoundTable:
-    """Open rounds of one group, and the last verdicts for those who ask again."""
+    """Open rounds of one group, and the last verdicts for those who ask again.
 
-    def __init__(self, world_size: int, transfers: TransferTable, round_timeout_s: float, rounds_kept_max: int) -> None:
+    `next_round` is None until the first frame of a history. `parting`: the lowest round of each rank, once they are
+    known to have begun at different ones.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        transfers: TransferTable,
+        round_timeout_s: float,
+        rounds_kept_max: int,
+        operations_open_max: int = 4096,
+    ) -> None:
         self._everyone = (1 << world_size) - 1
         self._transfers = transfers
         self._timeout_s = round_timeout_s
         self._kept_max = rounds_kept_max
+        self._copying_max = operations_open_max
         self._open: dict[int, _Round] = {}
         self._kept: deque[Verdict] = deque(maxlen=rounds_kept_max)
         self._late_digests: dict[int, dict[Rank, int]] = {}
+        self._began_at: int | None = None
         self.next_round: int | None = None
         self.pending: list[Completion] = []
+        self.parting: dict[Rank, int] = {}
         self.ignored: dict[str, int] = {}
 
     def resume(self, epoch: int, last_round: int, verdicts: list[Verdict]) -> None:
-        """Goes on after `last_round`; -1 takes the first frame's round as the first. Kept verdicts are renewed."""
+        """Goes on after `last_round`; -1 takes the lowest frame's round as the first. Kept verdicts are renewed."""
         self._open.clear()
         self._late_digests.clear()
         self.pending.clear()
+        self.parting = {}
         renewed = (msgspec.structs.replace(verdict, epoch=epoch) for verdict in verdicts)
         self._kept = deque(renewed, maxlen=self._kept_max)
+        self._began_at = None
         self.next_round = None if last_round < 0 else last_round + 1
 
     def frame(self, rank: Rank, frame: Frame, now: float) -> bool:
         """Takes one frame. Returns whether a round can close now. Of a closed round's frame only the acks count."""
-        if self.next_round is None:
-            self.next_round = frame.round
-        if frame.round < self.next_round:
+        number = frame.round
+        if self.next_round is None or (number < self.next_round and not self._kept):
+            self.next_round = number
+        if number < self.next_round:
             self._late(rank, frame, now)
             return False
-        if frame.round >= self.next_round + self._kept_max:
-            self._count("frame_too_far_ahead")
-            return False
-        entry = self._open.get(frame.round)
+        entry = self._open.get(number)
         if entry is None:
-            entry = self._open[frame.round] = _Round(now + self._timeout_s)
+            if len(self._open) >= self._kept_max and number != self.next_round:
+                self._count("frame_too_far_ahead")
+                return False
+            entry = self._open[number] = _Round(now + self._timeout_s)
         bit = 1 << rank
         if entry.present & bit:
             self._count("frame_duplicate")
             return False
         entry.frames[rank] = frame
         entry.present |= bit
-        return frame.round == self.next_round and entry.present == self._everyone
+        return number == self.next_round and entry.present == self._everyone
 
     def close_ready(self, epoch: int, now: float) -> list[tuple[Verdict, dict[Rank, int]]]:
         """Closes rounds in order while they are complete or past their deadline: (verdict, digest by rank) each."""
@@ -119,43 +139,61 @@ class RoundTable:
             capacity = [min(counts) for counts in zip(*(frame.free for _, frame in frames), strict=True)]
         verdict = Verdict(epoch, number, decisions, completions, capacity, absent)
         del self._open[number]
+        if self._began_at is None and not self._kept:
+            self._began_at = number
         self._kept.append(verdict)
         self.next_round = number + 1
         digests = {rank: frame.digest for rank, frame in frames}
         if absent:
+            self._part(number, frames, absent)
             self._late_digests[number] = dict(digests)
             if len(self._late_digests) > self._kept_max:
                 del self._late_digests[min(self._late_digests)]
         return verdict, digests
 
+    def _part(self, number: int, frames: list[tuple[Rank, Frame]], absent: list[Rank]) -> None:
+        """A rank that has sent later frames, and not this one, will never send it."""
+        later = {rank: min((n for n, held in self._open.items() if rank in held.frames), default=-1) for rank in absent}
+        if not self.parting and max(later.values()) >= 0:
+            self.parting = {rank: number for rank, _ in frames}
+            self.parting.update({rank: first for rank, first in later.items() if first >= 0})
+
     def _decide(self, frames: list[tuple[Rank, Frame]], absent: list[Rank], now: float) -> list[Decision]:
         ballots: dict[OperationId, Ballot] = {}
+        kinds: dict[OperationId, OperationKind] = {}
         for rank, frame in frames:
             for vote in frame.votes:
                 ballot = ballots.get(vote.operation)
                 if ballot is None:
-                    participants = (vote.participants & self._everyone) or self._everyone
-                    ballot = ballots[vote.operation] = Ballot(vote.agreement, participants)
+                    ballot = ballots[vote.operation] = Ballot(vote, self._everyone)
+                    kinds[vote.operation] = vote.kind
                 tally = ballot.record(rank, vote)
                 if tally is not Tally.RECORDED:
                     self._count(f"vote_{tally.value}")
-        decisions = []
-        for operation, ballot in ballots.items():
-            if ballot.refused:
-                reason, rank, shortfall = ballot.blame()
-                decisions.append(Decision(operation, Outcome.ABORT, 0, None, reason, rank, shortfall))
-            elif ballot.complete:
-                value = None if ballot.agreement is Agreement.ALL else ballot.value
-                decisions.append(Decision(operation, Outcome.COMMIT, 0, value))
-                self._transfers.expect(operation, ballot.participants, now)
-            else:
-                missing = ballot.missing()
-                late = [rank for rank in missing if rank in absent]
-                reason = Reason.VOTE_TIMEOUT if late else Reason.NOT_VOTED
-                decisions.append(Decision(operation, Outcome.ABORT, 0, None, reason, (late or missing)[0]))
-        return decisions
+        return [self._settle(operation, ballot, kinds[operation], absent, now) for operation, ballot in ballots.items()]
+
+    def _settle(
+        self, operation: OperationId, ballot: Ballot, kind: OperationKind, absent: list[Rank], now: float
+    ) -> Decision:
+        if ballot.refused:
+            reason, rank, shortfall = ballot.blame()
+            return Decision(operation, Outcome.ABORT, 0, None, reason, rank, shortfall)
+        if not ballot.complete:
+            missing = ballot.missing()
+            late = [rank for rank in missing if rank in absent]
+            reason = Reason.VOTE_TIMEOUT if late else Reason.NOT_VOTED
+            return Decision(operation, Outcome.ABORT, 0, None, reason, (late or missing)[0])
+        if kind in COPYING_KINDS:
+            if len(self._transfers) >= self._copying_max:
+                return Decision(operation, Outcome.ABORT, 0, None, Reason.LIMIT)
+            self._transfers.expect(operation, ballot.participants, now)
+        value = None if ballot.agreement is Agreement.ALL else ballot.value
+        return Decision(operation, Outcome.COMMIT, 0, value)
 
     def _late(self, rank: Rank, frame: Frame, now: float) -> None:
+        if self._began_at is not None and frame.round < self._began_at and not self.parting:
+            self.parting = {other: self._began_at for other in ranks_in(self._everyone)}
+            self.parting[rank] = frame.round
         for ack in frame.acks:
             completion = self._transfers.record(rank, ack, now)
             if completion is not None:

@@ -5,9 +5,12 @@ The log keeps the last entries so that a rank with a gap, or one that votes agai
 
 from collections import OrderedDict, deque
 
-from kvcoord.domain import Agreement, OperationId, OperationKind, Outcome, Rank, Reason
+import msgspec
+
+from kvcoord.domain import COPYING_KINDS, Agreement, OperationId, OperationKind, Outcome, PoolName, Rank, Reason
 from kvcoord.protocol.ballot import Ballot, Tally
 from kvcoord.protocol.messages import Completion, Decision, Entry, Vote
+from kvcoord.protocol.transfers import TransferTable
 
 
 class _Open:
@@ -18,10 +21,21 @@ class _Open:
 
 
 class StreamTable:
-    """Open ballots and the sequence of one group. Every entry that is returned has been numbered and logged."""
+    """Open ballots and the sequence of one group. Every entry that is returned has been numbered and logged.
 
-    def __init__(self, everyone: int, vote_timeout_s: float, operations_open_max: int, entries_kept_max: int) -> None:
+    Every ballot has the same timeout and `now` never goes back, so they are opened in order of their deadlines.
+    """
+
+    def __init__(
+        self,
+        everyone: int,
+        transfers: TransferTable,
+        vote_timeout_s: float,
+        operations_open_max: int,
+        entries_kept_max: int,
+    ) -> None:
         self._everyone = everyone
+        self._transfers = transfers
         self._vote_timeout_s = vote_timeout_s
         self._open_max = operations_open_max
         self._open: OrderedDict[OperationId, _Open] = OrderedDict()
@@ -38,35 +52,37 @@ class StreamTable:
         """The decision of an operation that ended lately."""
         return self._decided.get(operation)
 
-    def participants(self, vote: Vote) -> int:
-        return (vote.participants & self._everyone) or self._everyone
+    def vote(self, rank: Rank, vote: Vote, now: float) -> Decision | None:
+        """Counts one vote. Returns the decision it brought about, or None.
 
-    def vote(self, rank: Rank, vote: Vote, now: float) -> tuple[Decision, int] | None:
-        """Counts one vote. Returns the decision it brought about, with the participants, or None.
-
-        The first no decides; the last yes decides. Beyond `operations_open_max` the answer is ABORT(limit).
+        The first no decides; the last yes decides. Beyond `operations_open_max` undecided or copying operations the
+        answer is ABORT(limit).
         """
         if vote.operation in self._decided:
             self._count("vote_after_decision")
             return None
         entry = self._open.get(vote.operation)
         if entry is None:
-            participants = self.participants(vote)
-            if len(self._open) >= self._open_max:
-                return self._decide(vote.operation, Outcome.ABORT, participants, reason=Reason.LIMIT, rank=rank)
-            entry = _Open(Ballot(vote.agreement, participants), vote.kind, now + self._vote_timeout_s)
-            self._open[vote.operation] = entry
+            ballot = Ballot(vote, self._everyone)
+            if not ballot.participants >> rank & 1:
+                self._count(f"vote_{Tally.NOT_PARTICIPANT.value}")
+                return None
+            if len(self._open) + len(self._transfers) >= self._open_max:
+                return self.abort(vote.operation, Reason.LIMIT, rank)
+            entry = self._open[vote.operation] = _Open(ballot, vote.kind, now + self._vote_timeout_s)
         ballot = entry.ballot
         tally = ballot.record(rank, vote)
         if tally is not Tally.RECORDED:
             self._count(f"vote_{tally.value}")
             return None
         if ballot.refused:
-            return self._abort_refused(vote.operation, ballot)
+            return self.abort(vote.operation, *ballot.blame())
         if not ballot.complete:
             return None
-        del self._open[vote.operation]
-        return self._commit(vote.operation, ballot)
+        if entry.kind in COPYING_KINDS:
+            self._transfers.expect(vote.operation, ballot.participants, now)
+        value = None if ballot.agreement is Agreement.ALL else ballot.value
+        return self._log_decision(Decision(vote.operation, Outcome.COMMIT, self.sequence + 1, value))
 
     def expire(self, now: float) -> list[Decision]:
         """ABORT(vote_timeout) for ballots whose deadline has passed, naming the first rank that did not vote."""
@@ -75,27 +91,24 @@ class StreamTable:
             operation, entry = next(iter(self._open.items()))
             if entry.deadline > now:
                 break
-            missing = entry.ballot.missing()[0]
-            decision, _ = self._decide(
-                operation, Outcome.ABORT, entry.ballot.participants, reason=Reason.VOTE_TIMEOUT, rank=missing
-            )
-            decisions.append(decision)
+            decisions.append(self.abort(operation, Reason.VOTE_TIMEOUT, entry.ballot.missing()[0]))
         return decisions
 
     def abort_all(self, reason: Reason, rank: Rank) -> list[Decision]:
         """ABORT for everything open."""
         return [self.abort(operation, reason, rank) for operation in list(self._open)]
 
-    def abort(self, operation: OperationId, reason: Reason, rank: Rank) -> Decision:
+    def abort(
+        self, operation: OperationId, reason: Reason, rank: Rank, shortfall: dict[PoolName, int] | None = None
+    ) -> Decision:
         """ABORT for one operation, open here or only in doubt on some rank."""
-        entry = self._open.get(operation)
-        participants = entry.ballot.participants if entry else self._everyone
-        return self._decide(operation, Outcome.ABORT, participants, reason=reason, rank=rank)[0]
+        decision = Decision(operation, Outcome.ABORT, self.sequence + 1, None, reason, rank, shortfall or {})
+        return self._log_decision(decision)
 
     def complete(self, completion: Completion) -> Completion:
         """Numbers a completion."""
         self.sequence += 1
-        numbered = Completion(completion.operation, completion.ok, self.sequence, completion.reason, completion.rank)
+        numbered = msgspec.structs.replace(completion, sequence=self.sequence)
         self._log.append(numbered)
         return numbered
 
@@ -126,36 +139,12 @@ class StreamTable:
         """Open operations with the ranks that have not voted: for status pages."""
         return [(operation, entry.kind, entry.ballot.missing()) for operation, entry in self._open.items()]
 
-    def _abort_refused(self, operation: OperationId, ballot: Ballot) -> tuple[Decision, int]:
-        reason, blamed, shortfall = ballot.blame()
-        return self._decide(
-            operation, Outcome.ABORT, ballot.participants, reason=reason, rank=blamed, shortfall=shortfall
-        )
-
-    def _commit(self, operation: OperationId, ballot: Ballot) -> tuple[Decision, int]:
-        value = None if ballot.agreement is Agreement.ALL else ballot.value
-        self.sequence += 1
-        decision = Decision(operation, Outcome.COMMIT, self.sequence, value)
+    def _log_decision(self, decision: Decision) -> Decision:
+        self._open.pop(decision.operation, None)
+        self.sequence = decision.sequence
         self._log.append(decision)
         self._remember(decision)
-        return decision, ballot.participants
-
-    def _decide(
-        self,
-        operation: OperationId,
-        outcome: Outcome,
-        participants: int,
-        *,
-        reason: Reason,
-        rank: Rank,
-        shortfall: dict[str, int] | None = None,
-    ) -> tuple[Decision, int]:
-        self._open.pop(operation, None)
-        self.sequence += 1
-        decision = Decision(operation, outcome, self.sequence, None, reason, rank, shortfall or {})
-        self._log.append(decision)
-        self._remember(decision)
-        return decision, participants
+        return decision
 
     def _remember(self, decision: Decision) -> None:
         self._decided[decision.operation] = decision

@@ -52,6 +52,25 @@ def claim_socket_path(address: str) -> str:
     return path
 
 
+class SocketFile:
+    """The file of a socket that was just bound at `path`."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._inode = os.stat(path).st_ino
+
+    def remove(self) -> None:
+        """Remove the file, unless another socket has taken its place.
+
+        Must happen while the socket is still open: afterwards the system may give its inode to that other one.
+        """
+        try:
+            if os.stat(self._path).st_ino == self._inode:
+                os.unlink(self._path)
+        except FileNotFoundError:
+            return
+
+
 def _is_served(address: str, path: str) -> bool:
     """Whether a process listens at `path`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

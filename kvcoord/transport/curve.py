@@ -8,8 +8,9 @@ Z85 characters. A coordinator needs the first two and the last; a rank the other
 import asyncio
 import os
 import stat
+import struct
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import msgspec
 import zmq
@@ -108,7 +109,7 @@ class Gatekeeper:
         self._socket = context.socket(zmq.REP)
         self._socket.set(zmq.LINGER, 0)
         self._socket.bind(_ZAP_ADDRESS)
-        self._descriptor: Any = self._socket.get(zmq.FD)
+        self._descriptor = cast(int, self._socket.get(zmq.FD))
         self._loop.add_reader(self._descriptor, self._answer)
 
     def close(self) -> None:
@@ -157,8 +158,19 @@ def _read_keys(path: Path) -> list[bytes]:
         fix = f"cannot read {path.name} ({error.strerror}): write keys with generate_keys"
         raise ConfigError("directory", str(path.parent), fix) from error
     for line in lines:
-        if len(line) != KEY_CHARACTERS:
-            raise ConfigError("directory", str(path.parent), f"{path.name}: a key has {KEY_CHARACTERS} characters")
+        if not _is_key(line):
+            fix = f"{path.name}: a key is {KEY_CHARACTERS} Z85 characters"
+            raise ConfigError("directory", str(path.parent), fix)
     if not lines:
         raise ConfigError("directory", str(path.parent), f"{path.name} has no key")
     return lines
+
+
+def _is_key(line: bytes) -> bool:
+    if len(line) != KEY_CHARACTERS:
+        return False
+    try:
+        z85.decode(line)
+    except (KeyError, struct.error):
+        return False
+    return True

@@ -6,8 +6,9 @@ before the opener has its endpoint, and none after `close` was called.
 
 Promised by all transports:
 
-- Messages of one peer arrive in the order in which they were sent, whole, at most once. Nothing is sent again after
-  a connection was lost: what was queued for it is gone, and only the layer above knows whether that matters.
+- Messages of one peer arrive in the order in which they were sent, whole, at most once. What was queued when a
+  connection broke, or when another peer took over its identity, may be gone, and only the layer above knows whether
+  that matters.
 - `send` never blocks. It answers FULL when the bounded queue is full and UNREACHABLE when there is no such peer; the
   message was then not taken.
 - SENT means queued, not received.
@@ -140,7 +141,7 @@ class Listener(Protocol):
     def statistics(self) -> LinkStatistics: ...
 
     async def close(self, linger_s: float | None = None) -> None:
-        """Deliver what is queued for at most `linger_s` (None: the limit's), then drop it. Closing twice is harmless."""
+        """Deliver what is queued for at most `linger_s` (None: the limit's), then drop it. Twice is harmless."""
 
 
 class Connection(Protocol):

@@ -3,7 +3,7 @@
 import asyncio
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import zmq
 
@@ -46,7 +46,7 @@ class Monitor:
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.set(zmq.LINGER, 0)
         self._socket.connect(address)
-        self._descriptor: Any = self._socket.get(zmq.FD)
+        self._descriptor = cast(int, self._socket.get(zmq.FD))
         self._loop.add_reader(self._descriptor, self._drain)
         self._loop.call_soon(self._drain)
 

@@ -6,11 +6,10 @@ for threads without an event loop.
 """
 
 import asyncio
-import os
 import socket
 
 from kvcoord.errors import ConfigError, PeerUnavailable
-from kvcoord.transport.address import claim_socket_path, parse_socket_path
+from kvcoord.transport.address import SocketFile, claim_socket_path, parse_socket_path
 from kvcoord.transport.link import (
     Connected,
     ConnectionBatch,
@@ -67,16 +66,15 @@ class UnixListener:
         self._peers_numbered = 0
         self._server: asyncio.Server | None = None
         self._closed = False
-        self._path = ""
-        self._inode = 0
+        self._file: SocketFile | None = None
 
     async def start(self) -> None:
         """Bind and serve. Raises `ConfigError`."""
-        self._path = claim_socket_path(self.address)
+        path = claim_socket_path(self.address)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            sock.bind(self._path)
-            self._inode = os.stat(self._path).st_ino
+            sock.bind(path)
+            self._file = SocketFile(path)
             loop = asyncio.get_running_loop()
             self._server = await loop.create_unix_server(self._make_stream, sock=sock, backlog=_BACKLOG)
         except OSError as error:
@@ -102,19 +100,13 @@ class UnixListener:
         if server is None or self._closed:
             return
         self._closed = True
+        if self._file is not None:
+            self._file.remove()
         server.close()
-        self._unlink()
         streams = list(self._streams.values())
         self._streams.clear()
         await close_streams(streams, self._limits.linger_s if linger_s is None else linger_s)
         await server.wait_closed()
-
-    def _unlink(self) -> None:
-        try:
-            if os.stat(self._path).st_ino == self._inode:
-                os.unlink(self._path)
-        except FileNotFoundError:
-            return
 
     def _make_stream(self) -> Stream:
         return Stream(

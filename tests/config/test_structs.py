@@ -65,7 +65,6 @@ def test_what_a_group_leaves_out_is_derived_from_the_rest(given: dict[str, int],
         (lambda: WorkerConfig(rank=0, coordinators=["ipc:///a", "ipc:///a"]), "coordinators"),
         (lambda: WorkerConfig(rank=0, coordinators=["tcp://10.0.0.1:18500"]), "coordinators"),
         (lambda: WorkerConfig(rank=0, coordinators=["tcp://10.0.0.1:*"], insecure_tcp=True), "coordinators"),
-        (lambda: WorkerConfig(rank=0, curve_secret_key_file="own.key"), "curve_server_key_file"),
         (lambda: CoordinatorConfig(bind=["udp://10.0.0.1:1"]), "bind"),
         (lambda: CoordinatorConfig(bind=["tcp://10.0.0.1:18500"]), "bind"),
         (lambda: CoordinatorConfig(bind=["tcp://10.0.0.1:99999"], insecure_tcp=True), "bind"),
@@ -84,16 +83,13 @@ def test_a_configuration_that_cannot_work_is_refused_and_the_option_named(make: 
     "make",
     [
         lambda: CoordinatorConfig(bind=["tcp://127.0.0.1:*"], insecure_tcp=True),
-        lambda: CoordinatorConfig(
-            bind=["tcp://10.0.0.1:18500"], curve_secret_key_file="own.key", curve_authorized_keys_dir="ranks"
-        ),
+        lambda: CoordinatorConfig(bind=["tcp://10.0.0.1:18500"], curve_keys_dir="keys"),
         lambda: CoordinatorConfig(http=None),
         lambda: CoordinatorConfig(http="[::1]:0"),
         lambda: WorkerConfig(
             rank=0,
             coordinators=["tcp://10.0.0.1:18500", "ipc:///a"],
-            curve_secret_key_file="own.key",
-            curve_server_key_file="server.key",
+            curve_keys_dir="keys",
         ),
         lambda: WorkerConfig(rank=0, listen="ipc:///" + "x" * 106),
     ],
@@ -103,10 +99,10 @@ def test_what_can_work_is_accepted(make: Any) -> None:
 
 
 def test_the_rank_is_filled_into_what_differs_between_the_ranks_of_a_node() -> None:
-    worker = WorkerConfig(rank=5, group=GroupConfig(tp=8), http="127.0.0.1:1848{rank}", curve_server_key_file="k",
-                          curve_secret_key_file="rank{rank}.key")  # fmt: skip
+    group = GroupConfig(tp=8)
+    worker = WorkerConfig(rank=5, group=group, http="127.0.0.1:1848{rank}", curve_keys_dir="keys/rank{rank}")
     assert (worker.listen, worker.http) == ("ipc:///run/kvcoord/rank5.sock", "127.0.0.1:18485")
-    assert worker.curve_secret_key_file == "rank5.key"
+    assert worker.curve_keys_dir == "keys/rank5"
 
 
 def test_a_fingerprint_differs_exactly_in_the_option_that_differs() -> None:

@@ -2,6 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvcoord.dma import cpu
+from tests.dma.gate import Gate
 from tests.dma.pools import Pools
 
 
@@ -11,3 +13,11 @@ def pools() -> Iterator[Pools]:
     yield pools
     pools.device.close()
     pools.host.close()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """In place of the CPU engine's memmove: its threads move nothing until they are let."""
+    gate = Gate(pieces_free=0)
+    monkeypatch.setattr(cpu, "memmove", gate)
+    return gate

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +38,7 @@ def test_runs_name_the_same_pairs_in_the_same_order_and_cannot_be_merged_further
     pairs = list(zip(source_slots[:count], destination_slots[:count], strict=True))
     merged = runs(source_slots[:count], destination_slots[:count])
     assert [(source + i, destination + i) for source, destination, length in merged for i in range(length)] == pairs
-    for (source, destination, length), following in zip(merged, merged[1:], strict=False):
+    for (source, destination, length), following in pairwise(merged):
         assert (source + length, destination + length) != following[:2]
 
 

@@ -47,7 +47,7 @@ def test_a_page_goes_only_after_all_pages_below_it() -> None:
     tree.touch(path("ab"), 9)
     tree.insert(path("xyz"), 0, [[1, 2, 3]], tick=5)
     tree.insert(path("xyz"), 2, [[4]], tick=20)
-    assert [victim.keys for victim in tree.evict(Tier.DEVICE, 4)] == [path("abc")[2:], path("ab")[:2], path("xyz")[2:]]
+    assert [victim.keys for victim in tree.evict(Tier.DEVICE, 4)] == [path("abc"), path("xyz")[2:]]
 
 
 def test_the_least_recently_touched_goes_first() -> None:
@@ -56,13 +56,14 @@ def test_the_least_recently_touched_goes_first() -> None:
     assert [victim.path for victim in tree.evict(Tier.DEVICE, 2)] == [path("b"), path("c")]
 
 
-def test_the_least_often_touched_goes_first_and_among_equals_the_oldest() -> None:
+@pytest.mark.parametrize(("older", "newer"), [("b", "c"), ("c", "b")])
+def test_the_least_often_touched_goes_first_and_among_equals_the_oldest(older: str, newer: str) -> None:
     tree = filled(LfuOrder(), "a", "b", "c")
     for tick in (10, 11):
         tree.touch(path("a"), tick)
-    tree.touch(path("b"), 12)
-    tree.touch(path("c"), 13)
-    assert [victim.path for victim in tree.evict(Tier.DEVICE, 3)] == [path("b"), path("c"), path("a")]
+    tree.touch(path(older), 12)
+    tree.touch(path(newer), 13)
+    assert [victim.path for victim in tree.evict(Tier.DEVICE, 3)] == [path(older), path(newer), path("a")]
 
 
 def test_the_least_important_goes_first_and_importance_is_never_lost() -> None:
@@ -119,13 +120,12 @@ def test_pages_touched_in_the_same_tick_go_in_one_order_on_every_rank() -> None:
 
 
 def test_of_equal_use_deeper_pages_go_first_across_branches() -> None:
+    texts = ("abcde", "bcdef", "cdefg", "defgh", "xyz")
     tree = RadixTree(LruOrder())
-    tree.insert(path("abcde"), 0, [[0, 1, 2, 3, 4]], tick=1)
-    tree.insert(path("xyz"), 0, [[5, 6, 7]], tick=1)
-    tree.check()
-    assert [victim.keys for victim in tree.select(Tier.DEVICE, 2)] == [path("abcde")[3:]]
-    order = [key for victim in tree.evict(Tier.DEVICE, 8) for key in reversed(victim.keys)]
-    depths = {key: depth for text in ("abcde", "xyz") for depth, key in enumerate(path(text))}
+    for number, text in enumerate(texts):
+        tree.insert(path(text), 0, [[10 * number + position for position in range(len(text))]], tick=1)
+    order = [key for victim in tree.evict(Tier.DEVICE, 23) for key in reversed(victim.keys)]
+    depths = {key: depth for text in texts for depth, key in enumerate(path(text))}
     assert order == sorted(depths, key=lambda key: (-depths[key], key))
 
 
@@ -205,6 +205,33 @@ def test_pins_of_a_page_add_up() -> None:
     tree.check()
 
 
+def test_a_page_above_and_below_other_pins_is_protected_once() -> None:
+    tree = filled(LruOrder(), "abcd")
+    upper = tree.pin(path("abcd"), 0, 2, Tier.DEVICE)
+    lower = tree.pin(path("abcd"), 2, 1, Tier.DEVICE)
+    assert tree.evictable(Tier.DEVICE) == 1
+    tree.unpin(lower)
+    assert tree.evictable(Tier.DEVICE) == 2
+    tree.check()
+    tree.unpin(upper)
+    assert tree.evictable(Tier.DEVICE) == 4
+    tree.check()
+
+
+def test_a_page_published_above_a_pinned_one_is_protected_at_once() -> None:
+    tree = RadixTree(LruOrder())
+    tree.publish_device(path("abcd"), 2, 2, [[2, 3]])
+    pin = tree.pin(path("abcd"), 2, 1, Tier.DEVICE)
+    tree.publish_device(path("abcd"), 0, 2, [[0, 1]])
+    assert tree.evictable(Tier.DEVICE) == 1
+    tree.check()
+    tree.retract_device(path("a"), 0, 1)
+    tree.check()
+    tree.unpin(pin)
+    assert tree.evictable(Tier.DEVICE) == 3
+    tree.check()
+
+
 def test_a_pin_does_not_follow_changes_of_the_callers_list() -> None:
     tree = filled(LruOrder(), "abcd")
     keys = path("abcd")
@@ -260,6 +287,9 @@ def test_page_by_page_eviction_leaves_one_run_on_the_host_not_many() -> None:
     tree.publish_host(keys, 0, 200, [list(range(200))])
     for _ in range(150):
         tree.evict(Tier.DEVICE, 1)
-    assert [(segment.tier, segment.count) for segment in tree.match(keys).segments] == [(Tier.DEVICE, 50), (Tier.HOST, 150)]
+    assert [(segment.tier, segment.count) for segment in tree.match(keys).segments] == [
+        (Tier.DEVICE, 50),
+        (Tier.HOST, 150),
+    ]
     assert tree.run_count == 2
     tree.check()

@@ -43,7 +43,12 @@ def test_a_match_reads_from_the_device_what_is_on_both_tiers() -> None:
     assert (match.device_pages, match.host_pages, match.pages) == (4, 2, 6)
     assert match.segments == [Segment(Tier.DEVICE, 0, 4, ([0, 1, 2, 3],)), Segment(Tier.HOST, 4, 2, ([104, 105],))]
     tree.retract_device(path("abc"), 2, 1)
-    assert [segment.tier for segment in tree.match(path("abcdef")).segments] == [Tier.DEVICE, Tier.HOST, Tier.DEVICE, Tier.HOST]
+    assert [segment.tier for segment in tree.match(path("abcdef")).segments] == [
+        Tier.DEVICE,
+        Tier.HOST,
+        Tier.DEVICE,
+        Tier.HOST,
+    ]
     tree.check()
 
 
@@ -186,6 +191,40 @@ def test_write_policies_find_what_is_not_on_the_host_and_was_touched_often_enoug
     tree.publish_host(keys, 1, 2, [[100, 101]])
     assert tree.unbacked(keys) == [(0, 1), (3, 3)]
     assert tree.unbacked(path("abcdx")) == [(0, 1), (3, 1)]
+
+
+def test_the_pages_of_a_path_on_one_tier_are_found_whatever_is_on_the_other() -> None:
+    tree = lru()
+    keys = path("abcdef")
+    tree.insert(keys, 1, [[1, 2, 3, 4, 5]], tick=1)
+    tree.publish_host(keys, 0, 2, [[0, 1]])
+    tree.retract_device(keys, 3, 1)
+    assert tree.resident(keys, Tier.DEVICE) == [(1, 2), (4, 2)]
+    assert tree.resident(path("abcx"), Tier.DEVICE) == [(1, 2)]
+    assert tree.resident(keys, Tier.HOST) == [(0, 2)]
+
+
+def test_pages_touched_more_often_stay_apart_from_others_of_the_same_tick() -> None:
+    tree = lru()
+    tree.insert(path("ab"), 0, [[0, 1]], tick=1)
+    tree.touch(path("a"), 1)
+    tree.publish_host(path("ab"), 0, 2, [[0, 1]])
+    tree.retract_host(path("ab"), 0, 2)
+    assert tree.unbacked(path("ab"), hits_min=1) == [(0, 1)]
+
+
+def test_pages_that_are_used_and_held_alike_are_one_run() -> None:
+    tree = lru()
+    tree.insert(path("ab"), 0, [[0, 1]], tick=1)
+    tree.insert(path("abcd"), 2, [[2, 3]], tick=1)
+    assert tree.run_count == 1
+    tree.insert(path("abx"), 2, [[4]], tick=1)
+    assert tree.run_count == 3
+    tree.retract_device(path("abx"), 2, 1)
+    assert tree.run_count == 1
+    tree.unpin(tree.pin(path("abcd"), 1, 2, Tier.DEVICE))
+    assert tree.run_count == 1
+    tree.check()
 
 
 def test_the_digest_depends_on_pages_and_tiers_and_on_nothing_else() -> None:

@@ -1,0 +1,255 @@
+"""One rank's cache: the calls of its engine, the decisions and completions of its group, the ends of its copies.
+
+Each public method is one event; what it brings about is appended to `state.effects`. In lockstep every rank goes
+through the same calls, decisions and completions in the same order; only the ends of copies come when they come, and
+nothing that the ranks must have in common depends on them.
+"""
+
+from collections.abc import Sequence
+
+from kvcoord.controller.leases import Lease
+from kvcoord.controller.loads import Loads
+from kvcoord.controller.operations import Call, Operation
+from kvcoord.controller.room import Room
+from kvcoord.controller.state import CacheState, outcome_of
+from kvcoord.controller.tiers import ENGINE, INDEX
+from kvcoord.controller.transfers import Transfers
+from kvcoord.controller.writebacks import WriteBacks
+from kvcoord.controller.writes import Writes
+from kvcoord.domain import (
+    Aborted,
+    OperationId,
+    OperationKind,
+    Outcome,
+    PageKey,
+    Path,
+    Reason,
+    Tier,
+    WritePolicy,
+)
+from kvcoord.errors import InvariantBroken, UsageError
+from kvcoord.memory.reservation import Refusal, Reservation
+from kvcoord.protocol.local import Allocated, Done, Evicted, Matched, Slots, Written
+from kvcoord.protocol.messages import Completion, Decision, Vote
+
+
+class Cache:
+    """The cache logic of one rank, in lockstep."""
+
+    def __init__(self, state: CacheState) -> None:
+        self.state = state
+        self.room = Room(state)
+        self.transfers = Transfers(state, self._copy_ended, self._published, self._retracted)
+        self.writes = Writes(state, self.room, self.transfers)
+        self.loads = Loads(state, self.room, self.transfers)
+        if state.policy is WritePolicy.WRITE_BACK:
+            self.room.demote = WriteBacks(state, self.room, self.transfers).demote
+        self._allocating: dict[OperationId, tuple[Call, int, Reservation | None]] = {}
+        self._parked: tuple[OperationId, Call, int] | None = None
+
+    # --- the engine's calls ---------------------------------------------------------------------------------------
+
+    def match(self, keys: list[PageKey], call: Call) -> None:
+        found = self.state.tree.match(keys)
+        self.state.reply(call, Matched(found.device_pages, found.host_pages))
+
+    def acquire(self, keys: list[PageKey], call: Call, *, landed: bool) -> None:
+        """Holds a path on the device."""
+        self.loads.acquire(keys, call, landed=landed)
+
+    def load_slots(self, keys: list[PageKey], slots: Slots, call: Call, *, landed: bool) -> None:
+        """Loads what is on the host into slots that the engine has allocated."""
+        self._check_slots(slots, None)
+        self.loads.load_slots(keys, slots, call, landed=landed)
+
+    def release(self, number: int, call: Call) -> None:
+        """The engine no longer reads the pages of this lease. With loads under way it ends when they have."""
+        lease = self._lease(number)
+        lease.release_asked = True
+        if not lease.loads:
+            self._end(lease)
+        self.state.reply(call, Done())
+
+    def write_lease(self, number: int, call: Call, *, deferred: bool) -> None:
+        """Publishes what was computed under this lease, once all it was computed from has landed on all ranks."""
+        lease = self._lease(number)
+        if lease.write_asked is not None or lease.release_asked:
+            raise UsageError("lease", number, "write the pages of a lease once, before it is released")
+        lease.write_asked = self.state.next_serial()
+        if lease.loads:
+            self.state.reply(call, Written(None, f"{OperationKind.WRITE_THROUGH}/{lease.write_asked}/0", 0))
+        else:
+            self._write(lease, call, deferred=deferred)
+
+    def write_slots(self, keys: list[PageKey], slots: Sequence[list[int]], call: Call, *, deferred: bool) -> None:
+        """Publishes the last pages of the path, computed in slots from `allocate`, and writes them through."""
+        self._check_slots(slots, len(keys))
+        self.state.tick += 1
+        first = len(keys) - len(slots[0])
+        self.state.pools.hand_over(Tier.DEVICE, slots, ENGINE, INDEX)
+        kept = self.state.tree.insert(keys, first, slots, self.state.tick)
+        self.state.pools.free_slots(Tier.DEVICE, kept, INDEX)
+        self.writes.write_through(keys, self.state.tick, self.state.next_serial(), call, deferred=deferred)
+
+    def allocate(self, count: int, call: Call) -> None:
+        """Device slots for pages without a key yet."""
+        state = self.state
+        operation = f"{OperationKind.ALLOCATE}/{state.next_serial()}/0"
+        covered = self.room.make(Tier.DEVICE, count, ())
+        if not covered and not state.immediate_allowed:
+            shortfall = {pool.name: count - state.consensus.available(Tier.DEVICE) for pool in state.pools.device}
+            decision = Decision(operation, Outcome.ABORT, 0, None, Reason.DEVICE_FULL, -1, shortfall)
+            self._allocated(decision, call, count, None, Path.COVERED)
+            return
+        state.consensus.issue(Tier.DEVICE, count)
+        taken = state.pools.reserve(Tier.DEVICE, count, ENGINE)
+        if covered:
+            self._allocate_covered(operation, call, count, taken)
+            return
+        held = taken if isinstance(taken, Reservation) else None
+        self._allocating[operation] = (call, count, held)
+        state.waiting_for = operation
+        if isinstance(taken, Reservation):
+            vote = Vote(operation, OperationKind.ALLOCATE, True)
+        else:
+            vote = Vote(operation, OperationKind.ALLOCATE, False, reason=Reason.DEVICE_FULL, shortfall=taken.shortfall)
+        decided = state.consensus.propose(vote, deferred=False)
+        if decided is not None:
+            self.decide(decided)
+
+    def free(self, slots: Sequence[list[int]], call: Call) -> None:
+        """Slots from `allocate` that were not used."""
+        self._check_slots(slots, None)
+        self.state.pools.free_slots(Tier.DEVICE, slots, ENGINE)
+        self.state.reply(call, Done())
+
+    def evict(self, tier: Tier, count: int, call: Call) -> None:
+        """Takes up to `count` pages off a tier, the same on every rank."""
+        self.state.reply(call, Evicted(self.room.evict(tier, count)))
+
+    # --- the group's word -----------------------------------------------------------------------------------------
+
+    def decide(self, decision: Decision) -> bool:
+        """The outcome of an operation put to the vote. Whether it was one of ours that is open."""
+        if self.loads.decide(decision):
+            return True
+        allocating = self._allocating.pop(decision.operation, None)
+        if allocating is not None:
+            self.state.waiting_for = None
+            self._allocated(decision, *allocating, Path.IMMEDIATE)
+            return True
+        op = self.state.operations.get(decision.operation)
+        if op is None:
+            return False
+        self.writes.decide(op, decision, op.path)
+        return True
+
+    def complete(self, completion: Completion) -> bool:
+        """All copies of an operation have landed, or one failed. Whether it was news here."""
+        return self.transfers.complete(completion)
+
+    def copy_ended(self, operation: OperationId, error: Reason | None) -> None:
+        """This rank's own copy is over."""
+        self.transfers.copy_ended(operation, error)
+
+    def open_count(self) -> int:
+        """Operations that have not ended on all ranks: the same number on every rank at the same point."""
+        return len(self.state.operations)
+
+    # --- what follows ---------------------------------------------------------------------------------------------
+
+    def _copy_ended(self, op: Operation) -> None:
+        self.loads.copy_ended(op)
+        if op.leaving and self._parked is not None:
+            operation, call, count = self._parked
+            self._allocate_covered(operation, call, count, self.state.pools.reserve(Tier.DEVICE, count, ENGINE))
+
+    def _published(self, op: Operation) -> None:
+        if op.tier is Tier.DEVICE:
+            self.loads.published(op)
+            self._resume(op)
+
+    def _retracted(self, op: Operation) -> None:
+        if op.tier is Tier.DEVICE:
+            self.loads.retracted(op)
+            self._resume(op)
+
+    def _resume(self, op: Operation) -> None:
+        """Leases that waited for this load-back go on."""
+        for lease in op.leases:
+            if lease.loads:
+                continue
+            if lease.write_asked is not None:
+                if lease.broken:
+                    name = f"{OperationKind.WRITE_THROUGH}/{lease.write_asked}/0"
+                    self.state.outcomes.append(Aborted(name, Path.COVERED, Reason.SOURCE_GONE))
+                else:
+                    self._write(lease, None, deferred=True)
+            if lease.release_asked:
+                self._end(lease)
+        op.leases.clear()
+
+    def _write(self, lease: Lease, call: Call | None, *, deferred: bool) -> None:
+        state = self.state
+        assert lease.write_asked is not None
+        if lease.broken:
+            outcome = Aborted(f"{OperationKind.WRITE_THROUGH}/{lease.write_asked}/0", Path.COVERED, Reason.SOURCE_GONE)
+            if call is not None:
+                state.reply(call, Written(outcome, outcome.operation, 0))
+            return
+        if lease.own and lease.own[0]:
+            count = len(lease.own[0])
+            state.pools.hand_over(Tier.DEVICE, lease.own, lease.owner, INDEX)
+            kept = state.tree.insert(lease.keys, lease.first_new, lease.own, lease.tick)
+            state.pools.hand_over(Tier.DEVICE, kept, INDEX, lease.owner)
+            lease.own = kept
+            lease.pins.append(state.tree.pin(lease.keys, lease.first_new, count, Tier.DEVICE))
+        self.writes.write_through(lease.keys, lease.tick, lease.write_asked, call, deferred=deferred)
+
+    def _end(self, lease: Lease) -> None:
+        del self.state.leases[lease.number]
+        for pin in lease.pins:
+            self.state.tree.unpin(pin)
+        lease.pins.clear()
+        self.state.pools.free_slots(Tier.DEVICE, lease.own, lease.owner)
+        lease.own = ()
+
+    def _allocate_covered(self, operation: OperationId, call: Call, count: int, taken: Reservation | Refusal) -> None:
+        """Agreed: fits on every rank, now or when copies out of slots that were given up are over."""
+        state = self.state
+        if isinstance(taken, Reservation):
+            self._parked = None
+            state.waiting_for = None
+            self._allocated(Decision(operation, Outcome.COMMIT), call, count, taken, Path.COVERED)
+        elif state.leaving():
+            self._parked = (operation, call, count)
+            state.waiting_for = operation
+        else:
+            raise InvariantBroken("a covered reserve fits on every rank", f"{operation} lacks {taken.shortfall}")
+
+    def _allocated(self, decision: Decision, call: Call, count: int, taken: Reservation | None, path: Path) -> None:
+        state = self.state
+        state.count(OperationKind.ALLOCATE, path, decision)
+        state.digest.apply(f"{decision.outcome} {decision.operation} {count}")
+        slots: list[list[int]] = []
+        if decision.outcome is Outcome.COMMIT:
+            assert taken is not None
+            taken.commit()
+            slots = list(state.pools.slots(Tier.DEVICE, taken))
+        elif taken is not None:
+            taken.abort()
+        state.reply(call, Allocated(outcome_of(decision, path), slots))
+
+    def _lease(self, number: int) -> Lease:
+        lease = self.state.leases.get(number)
+        if lease is None:
+            raise UsageError("lease", number, "is not held: it was released, or never granted")
+        return lease
+
+    def _check_slots(self, slots: Sequence[list[int]], pages_max: int | None) -> None:
+        pools = self.state.pools.device
+        lengths = [len(held) for held in slots]
+        if len(slots) != len(pools) or len(set(lengths)) != 1:
+            raise UsageError("slots", lengths, f"give one list for each of the {len(pools)} pools, equally long")
+        if pages_max is not None and lengths[0] > pages_max:
+            raise UsageError("slots", lengths, f"there are only {pages_max} page keys")

@@ -1,0 +1,120 @@
+"""How the cache logic learns what all ranks can do. The logic itself does not know which of these it runs with.
+
+`AgreedConsensus` is kvcoord: ledger and votes. `LocalConsensus` decides alone, for demonstrations of what then happens.
+A blocking collective (`load.gloo`) is a third, for comparison.
+"""
+
+from typing import Protocol
+
+from kvcoord.controller.tiers import TierPools
+from kvcoord.domain import Outcome, Tier
+from kvcoord.protocol.effects import RankEffect
+from kvcoord.protocol.ledger import Ledger
+from kvcoord.protocol.messages import Ack, Completion, Decision, Vote
+from kvcoord.protocol.rank import RankMachine
+
+
+class Consensus(Protocol):
+    """What the cache logic asks of the group."""
+
+    def available(self, tier: Tier) -> int:
+        """Pages that an operation issued now may take on every rank."""
+        ...
+
+    def issue(self, tier: Tier, pages: int) -> None:
+        """An operation takes pages, covered or put to the vote."""
+        ...
+
+    def credit(self, tier: Tier, pages: int) -> None:
+        """An agreed eviction gave pages back on every rank."""
+        ...
+
+    def propose(self, vote: Vote, *, deferred: bool) -> Decision | None:
+        """Puts an operation to the vote. None: the decision comes later."""
+        ...
+
+    def ack(self, ack: Ack) -> None:
+        """This rank's copy is over."""
+        ...
+
+    def ended(self) -> list[Completion]:
+        """Asked once a step: operations that have ended, where no verdict says so."""
+        ...
+
+
+class AgreedConsensus:
+    """The group decides: capacity from the ledger, votes and acks through the rank's machine.
+
+    `now` is set before each event; what is to be sent collects in `effects`.
+    """
+
+    def __init__(self, ledger: Ledger, rank: RankMachine, pool_count: int) -> None:
+        self.ledger = ledger
+        self.now = 0.0
+        self.effects: list[RankEffect] = []
+        self._rank = rank
+        self._pools = pool_count
+
+    def available(self, tier: Tier) -> int:
+        first = self._first(tier)
+        if self._pools == 1:
+            return self.ledger.available(first)
+        return min(self.ledger.available(first + number) for number in range(self._pools))
+
+    def issue(self, tier: Tier, pages: int) -> None:
+        first = self._first(tier)
+        for number in range(first, first + self._pools):
+            self.ledger.issue(number, pages)
+
+    def credit(self, tier: Tier, pages: int) -> None:
+        first = self._first(tier)
+        for number in range(first, first + self._pools):
+            self.ledger.credit(number, pages)
+
+    def propose(self, vote: Vote, *, deferred: bool) -> Decision | None:
+        """While the group is suspended an immediate vote is answered at once: the ranks that are there say the same."""
+        if deferred:
+            self._rank.defer(vote)
+            return None
+        if not self._rank.active:
+            reason, rank = self._rank.suspended_reason, self._rank.suspended_rank
+            return Decision(vote.operation, Outcome.ABORT, 0, None, reason, rank)
+        self.effects += self._rank.vote(vote, self.now)
+        return self._rank.decided(vote.operation)
+
+    def ack(self, ack: Ack) -> None:
+        self.effects += self._rank.ack(ack, self.now)
+
+    def ended(self) -> list[Completion]:
+        return []
+
+    def _first(self, tier: Tier) -> int:
+        return 0 if tier is Tier.DEVICE else self._pools
+
+
+class LocalConsensus:
+    """This rank's own view, and its own decisions: what a group without agreement does. Never for production."""
+
+    def __init__(self, pools: TierPools) -> None:
+        self._pools = pools
+        self._acks: list[Ack] = []
+
+    def available(self, tier: Tier) -> int:
+        return self._pools.free(tier)
+
+    def issue(self, tier: Tier, pages: int) -> None:
+        """The pools themselves say what is left."""
+
+    def credit(self, tier: Tier, pages: int) -> None:
+        """The pools themselves say what is left."""
+
+    def propose(self, vote: Vote, *, deferred: bool) -> Decision | None:
+        outcome = Outcome.COMMIT if vote.yes else Outcome.ABORT
+        return Decision(vote.operation, outcome, 0, vote.value, vote.reason, -1, vote.shortfall)
+
+    def ack(self, ack: Ack) -> None:
+        self._acks.append(ack)
+
+    def ended(self) -> list[Completion]:
+        acks, self._acks = self._acks, []
+        return [Completion(ack.operation, ack.ok, reason=ack.reason) for ack in acks]

@@ -1,0 +1,299 @@
+"""Holding a path on the device: one transaction of pins, device slots and a load-back, rolled back on every path.
+
+The pages of a path are of four kinds: on the device (pinned), on the host (pinned there, then loaded), being loaded for
+somebody else (shared), and new (the engine will compute them). Slots for what is missing are reserved together, on all
+ranks or on none.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from kvcoord.controller.leases import Lease
+from kvcoord.controller.operations import Call, Operation, Run, runs_of
+from kvcoord.controller.room import Room
+from kvcoord.controller.state import CacheState, joined, outcome_of
+from kvcoord.controller.transfers import Transfers
+from kvcoord.domain import OperationId, OperationKind, Outcome, PageKey, Path, Reason, Tier
+from kvcoord.errors import InvariantBroken, UsageError
+from kvcoord.index.results import Segment
+from kvcoord.memory.reservation import Refusal, Reservation
+from kvcoord.protocol.local import Acquired, Loaded, Slots
+from kvcoord.protocol.messages import Decision, Vote
+
+
+class Acquisition:
+    """One acquire until it is answered: what it needs, what it holds, and the slots of the whole path so far."""
+
+    __slots__ = ("call", "copies_open", "error", "landed", "lease", "new", "operation", "shared", "slots")
+
+    def __init__(self, call: Call, lease: Lease, operation: Operation, landed: bool, pool_count: int) -> None:
+        self.call = call
+        self.lease = lease
+        self.operation = operation
+        self.landed = landed
+        self.slots: list[list[int]] = [[] for _ in range(pool_count)]
+        self.shared: dict[OperationId, Operation] = {}
+        self.new: Reservation | None = None
+        self.copies_open = 0
+        self.error = ""
+
+    @property
+    def pages_missing(self) -> int:
+        """Pages that need a device slot: to be loaded, and new."""
+        return self.operation.pages + len(self.lease.keys) - self.lease.first_new
+
+
+class Loads:
+    """Decides acquires and follows their load-backs. Answers calls; what it holds it gives back on every path."""
+
+    def __init__(self, state: CacheState, room: Room, transfers: Transfers) -> None:
+        self._state = state
+        self._room = room
+        self._transfers = transfers
+        self._undecided: dict[OperationId, Acquisition] = {}
+        self._landing: dict[OperationId, list[Callable[[Operation], None]]] = {}
+        self._parked: Acquisition | None = None
+
+    def acquire(self, keys: list[PageKey], call: Call, *, landed: bool) -> None:
+        """Begins a lease. `state.waiting_for` says whether the outcome has to be waited for."""
+        wanted = self._look(keys, call, landed)
+        op, state = wanted.operation, self._state
+        pages = wanted.pages_missing
+        covered = self._room.make(Tier.DEVICE, pages, keys)
+        if not covered and not state.immediate_allowed:
+            shortfall = {pool.name: pages - state.consensus.available(Tier.DEVICE) for pool in state.pools.device}
+            self._abort(
+                wanted, Decision(op.id, Outcome.ABORT, 0, None, Reason.DEVICE_FULL, -1, shortfall), Path.COVERED
+            )
+            return
+        if pages:
+            state.consensus.issue(Tier.DEVICE, pages)
+        refused = self._reserve(wanted)
+        if covered:
+            if refused is None:
+                self._grant(wanted, Path.COVERED)
+            elif state.leaving():
+                self._parked = wanted
+                state.waiting_for = op.id
+            else:
+                raise InvariantBroken("a covered reserve fits on every rank", f"{op.id} lacks {refused.shortfall}")
+            return
+        if refused is None:
+            vote = Vote(op.id, op.kind, True)
+        else:
+            vote = Vote(op.id, op.kind, False, reason=Reason.DEVICE_FULL, shortfall=refused.shortfall)
+        self._undecided[op.id] = wanted
+        state.waiting_for = op.id
+        decision = state.consensus.propose(vote, deferred=False)
+        if decision is not None:
+            self.decide(decision)
+
+    def decide(self, decision: Decision) -> bool:
+        """The outcome of an acquire that was put to the vote. Whether it was one."""
+        wanted = self._undecided.pop(decision.operation, None)
+        if wanted is None:
+            return False
+        self._state.waiting_for = None
+        if decision.outcome is Outcome.COMMIT:
+            self._grant(wanted, Path.IMMEDIATE)
+        else:
+            self._abort(wanted, decision, Path.IMMEDIATE)
+        return True
+
+    def copy_ended(self, op: Operation) -> None:
+        """This rank's copy is over: whoever waits for it, or for the slots it leaves, goes on."""
+        if op.leaving and self._parked is not None and self._reserve(self._parked) is None:
+            wanted, self._parked = self._parked, None
+            self._state.waiting_for = None
+            self._grant(wanted, Path.COVERED)
+        for landed in self._landing.pop(op.id, ()):
+            landed(op)
+
+    def published(self, op: Operation) -> None:
+        """Loaded on all ranks: the leases that use these pages hold them like any other page."""
+        for lease in op.leases:
+            lease.loads -= 1
+            lease.pins += [self._state.tree.pin(op.keys, first, count, Tier.DEVICE) for first, count in op.runs]
+
+    def retracted(self, op: Operation) -> None:
+        """A rank's copy failed: nothing computed from these pages may be published."""
+        for lease in op.leases:
+            lease.loads -= 1
+            lease.broken = True
+
+    def load_slots(self, keys: list[PageKey], slots: Slots, call: Call, *, landed: bool) -> None:
+        """Loads what is on the host, and not on the device nor on its way, into slots that the engine has allocated.
+
+        They were agreed when they were allocated, so nothing has to be decided. The pages of the path that are loaded
+        get the first slots; those become the index's when every rank's copy has landed.
+        """
+        state = self._state
+        state.tick += 1
+        match = state.tree.match(keys)
+        state.tree.touch(keys, state.tick)
+        on_host = [segment for segment in match.segments if segment.tier is Tier.HOST]
+        op = Operation(
+            OperationKind.LOAD_BACK,
+            state.next_serial(),
+            0,
+            Tier.DEVICE,
+            keys,
+            [run for segment in on_host for run in self._unloaded(keys, segment)],
+        )
+        if any(len(held) < op.pages for held in slots):
+            raise UsageError("slots", [len(held) for held in slots], f"{op.pages} pages are to be loaded: match first")
+        op.tick, op.path = state.tick, Path.COVERED
+        decision = Decision(op.id, Outcome.COMMIT)
+        state.count(op.kind, op.path, decision)
+        state.digest.apply(f"{decision.outcome} {op.id} {op.pages}")
+        answer = partial(state.reply, call, Loaded(outcome_of(decision, op.path), op.id, op.pages))
+        if not op.pages:
+            answer()
+            return
+        op.pins = [state.tree.pin(keys, first, count, Tier.HOST) for first, count in op.runs]
+        op.source_slots = joined([pin.slots for pin in op.pins])
+        op.fixed = tuple([held[: op.pages] for held in slots])
+        state.operations[op.id] = op
+        self._transfers.commit(op)
+        if landed:
+            self._landing[op.id] = [lambda _: answer()]
+        else:
+            answer()
+
+    def _one_landed(self, wanted: Acquisition, op: Operation) -> None:
+        wanted.copies_open -= 1
+        if op.copy_error is not None:
+            wanted.error = str(op.copy_error)
+        if not wanted.copies_open:
+            self._answer(wanted)
+
+    def _look(self, keys: list[PageKey], call: Call, landed: bool) -> Acquisition:
+        """Matches the path and takes the pins."""
+        state = self._state
+        serial = state.next_serial()
+        state.tick += 1
+        lease = Lease(serial, keys, state.tick)
+        match = state.tree.match(keys)
+        state.tree.touch(keys, state.tick)
+        lease.first_new = match.pages
+        lease.device_pages, lease.host_pages = match.device_pages, match.host_pages
+        to_load = [
+            run for segment in match.segments if segment.tier is Tier.HOST for run in self._unloaded(keys, segment)
+        ]
+        kind = OperationKind.LOAD_BACK if to_load else OperationKind.ALLOCATE
+        op = Operation(kind, serial, 0, Tier.DEVICE, keys, to_load)
+        op.tick, op.path = state.tick, Path.IMMEDIATE
+        op.pins = [state.tree.pin(keys, first, count, Tier.HOST) for first, count in to_load]
+        op.source_slots = joined([pin.slots for pin in op.pins])
+        wanted = Acquisition(call, lease, op, landed, len(state.pools.names))
+        for segment in match.segments:
+            if segment.tier is Tier.DEVICE:
+                lease.pins.append(state.tree.pin(keys, segment.first, segment.count, Tier.DEVICE))
+                for held, more in zip(wanted.slots, segment.slots, strict=True):
+                    held.extend(more)
+            else:
+                self._place(wanted, segment)
+        return wanted
+
+    def _unloaded(self, keys: list[PageKey], segment: Segment) -> list[Run]:
+        """The pages of a host segment that nobody is loading."""
+        loading = self._state.in_flight[Tier.DEVICE]
+        if not loading:
+            return [(segment.first, segment.count)]
+        return runs_of([at for at in range(segment.first, segment.first + segment.count) if keys[at] not in loading])
+
+    def _place(self, wanted: Acquisition, segment: Segment) -> None:
+        """Slots of a host segment: those of others' load-backs, and holes (-1) for what is to be loaded."""
+        loading, keys = self._state.in_flight[Tier.DEVICE], wanted.lease.keys
+        for at in range(segment.first, segment.first + segment.count):
+            found = loading.get(keys[at])
+            if found is None:
+                for held in wanted.slots:
+                    held.append(-1)
+                continue
+            other, position = found
+            wanted.shared[other.id] = other
+            for held, pool in zip(wanted.slots, self._transfers.destination(other), strict=True):
+                held.append(pool[position])
+
+    def _reserve(self, wanted: Acquisition) -> Refusal | None:
+        """Slots for the pages to load and the new ones: both or none."""
+        pools, op, lease = self._state.pools, wanted.operation, wanted.lease
+        load = pools.reserve(Tier.DEVICE, op.pages, op.id)
+        new = pools.reserve(Tier.DEVICE, len(lease.keys) - lease.first_new, lease.owner)
+        if isinstance(load, Reservation) and isinstance(new, Reservation):
+            op.reservation, wanted.new = load, new
+            return None
+        for held in (load, new):
+            if isinstance(held, Reservation):
+                held.abort()
+        short = wanted.pages_missing
+        return Refusal(op.id, {pool.name: short - pool.free_count for pool in pools.device if pool.free_count < short})
+
+    def _grant(self, wanted: Acquisition, path: Path) -> None:
+        state, op, lease = self._state, wanted.operation, wanted.lease
+        decision = Decision(op.id, Outcome.COMMIT)
+        self._record(wanted, decision, path)
+        assert wanted.new is not None
+        assert op.reservation is not None
+        wanted.new.commit()
+        lease.own = state.pools.slots(Tier.DEVICE, wanted.new)
+        self._fill(wanted)
+        state.leases[lease.number] = lease
+        state.counters.pages_hit[Tier.DEVICE] += lease.device_pages
+        state.counters.pages_hit[Tier.HOST] += lease.host_pages
+        if op.pages:
+            state.operations[op.id] = op
+            wanted.shared[op.id] = op
+            self._transfers.commit(op)
+        else:
+            op.reservation.commit()
+        for load in wanted.shared.values():
+            load.leases.append(lease)
+            lease.loads += 1
+            if wanted.landed and load.copy_open:
+                wanted.copies_open += 1
+                self._landing.setdefault(load.id, []).append(partial(self._one_landed, wanted))
+        if not wanted.copies_open:
+            self._answer(wanted)
+
+    def _fill(self, wanted: Acquisition) -> None:
+        """Puts the reserved slots into the holes, and the new ones at the end."""
+        assert wanted.operation.reservation is not None
+        loaded = self._state.pools.slots(Tier.DEVICE, wanted.operation.reservation)
+        for held, pool, own in zip(wanted.slots, loaded, wanted.lease.own, strict=True):
+            at = 0
+            for first, count in wanted.operation.runs:
+                held[first : first + count] = pool[at : at + count]
+                at += count
+            held.extend(own)
+
+    def _abort(self, wanted: Acquisition, decision: Decision, path: Path) -> None:
+        """Everything goes back, and the engine is told what was cached all the same."""
+        self._record(wanted, decision, path)
+        op, lease = wanted.operation, wanted.lease
+        for held in (op.reservation, wanted.new):
+            if held is not None:
+                held.abort()
+        for pin in [*op.pins, *lease.pins]:
+            self._state.tree.unpin(pin)
+        outcome = outcome_of(decision, path)
+        answer = Acquired(outcome, 0, lease.device_pages, lease.host_pages, [], [], op.id)
+        self._state.reply(wanted.call, answer)
+
+    def _record(self, wanted: Acquisition, decision: Decision, path: Path) -> None:
+        op, lease = wanted.operation, wanted.lease
+        op.path = path
+        self._state.counters.pages_requested += len(lease.keys)
+        self._state.count(op.kind, path, decision)
+        self._state.digest.apply(
+            f"{decision.outcome} {op.id} {lease.device_pages}+{lease.host_pages} of {len(lease.keys)}"
+        )
+
+    def _answer(self, wanted: Acquisition) -> None:
+        op, lease = wanted.operation, wanted.lease
+        outcome = outcome_of(Decision(op.id, Outcome.COMMIT), op.path)
+        answer = Acquired(
+            outcome, lease.number, lease.device_pages, lease.host_pages, wanted.slots, op.runs, op.id, wanted.error
+        )
+        self._state.reply(wanted.call, answer)

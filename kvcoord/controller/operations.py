@@ -1,0 +1,101 @@
+"""What is known of one operation on one rank while it is open, and the list of them.
+
+VOTED --commit--> COPYING --all landed--> (ended)
+  |                  |
+  +--abort--> (ended)+--retract--> RETRACTED --drained--> (ended)
+"""
+
+from enum import StrEnum
+
+from kvcoord.controller.leases import Lease
+from kvcoord.domain import OperationId, OperationKind, PageKey, Path, Reason, Tier
+from kvcoord.index.results import Pin
+from kvcoord.memory.reservation import Reservation
+
+Call = tuple[int, int]
+"""(session, number of the call): who waits for an answer."""
+
+Run = tuple[int, int]
+"""(first, count): pages of a path."""
+
+
+class Phase(StrEnum):
+    VOTED = "voted"
+    COPYING = "copying"
+    RETRACTED = "retracted"
+
+
+class Operation:
+    """One open operation: pages `runs` of the path `keys`, copied to `tier`.
+
+    `reservation` holds the destination slots, `pins` the source pages. `copy_open`: this rank's own copy runs.
+    `fixed` are destination or source slots that belong to the engine and not to a pool of ours.
+    """
+
+    __slots__ = (
+        "asked_by",
+        "attempt",
+        "copy_error",
+        "copy_open",
+        "deferred",
+        "fixed",
+        "id",
+        "keys",
+        "kind",
+        "leases",
+        "leaving",
+        "pages",
+        "participants",
+        "path",
+        "phase",
+        "pins",
+        "reservation",
+        "runs",
+        "serial",
+        "source_slots",
+        "tick",
+        "tier",
+    )
+
+    def __init__(
+        self, kind: OperationKind, serial: int, attempt: int, tier: Tier, keys: list[PageKey], runs: list[Run]
+    ) -> None:
+        self.id: OperationId = f"{kind}/{serial}/{attempt}"
+        self.kind = kind
+        self.serial = serial
+        self.attempt = attempt
+        self.tier = tier
+        self.keys = keys
+        self.runs = runs
+        self.pages = sum(count for _, count in runs)
+        self.phase = Phase.VOTED
+        self.path = Path.VOTED
+        self.tick = 0
+        self.deferred = True
+        self.participants = 0
+        self.reservation: Reservation | None = None
+        self.fixed: tuple[list[int], ...] | None = None
+        self.source_slots: tuple[list[int], ...] = ()
+        self.pins: list[Pin] = []
+        self.leases: list[Lease] = []
+        self.leaving = False
+        """Its source slots are freed when this rank's copy is over: the pages are leaving the device."""
+        self.copy_open = False
+        self.copy_error: Reason | None = None
+        self.asked_by: Call | None = None
+        """The call that is answered with the outcome."""
+
+    def page_keys(self) -> list[PageKey]:
+        """The keys of the pages that it moves."""
+        return [key for first, count in self.runs for key in self.keys[first : first + count]]
+
+
+def runs_of(positions: list[int]) -> list[Run]:
+    """Ascending positions as (first, count)."""
+    runs: list[Run] = []
+    for at in positions:
+        if runs and sum(runs[-1]) == at:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((at, 1))
+    return runs

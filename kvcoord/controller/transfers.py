@@ -1,0 +1,133 @@
+"""What every copying operation goes through after COMMIT: copy, ack, completion or retraction.
+
+The one place that knows when pages may go back: an operation's destination when it is retracted and its own copy is
+over, its source when no rank's copy reads it any more.
+"""
+
+from collections.abc import Callable
+
+from kvcoord.controller.effects import StartCopy
+from kvcoord.controller.operations import Operation, Phase
+from kvcoord.controller.state import CacheState
+from kvcoord.controller.tiers import ENGINE, INDEX
+from kvcoord.domain import OperationId, Reason, Tier
+from kvcoord.errors import InvariantBroken
+from kvcoord.memory.reservation import ReservationState
+from kvcoord.protocol.messages import Ack, Completion
+
+Ended = Callable[[Operation], None]
+
+
+class Transfers:
+    """Copies of this rank. `landed` is told when this rank's own copy is over, `broken` when one was retracted."""
+
+    def __init__(self, state: CacheState, copy_ended: Ended, published: Ended, retracted: Ended) -> None:
+        self._state = state
+        self._copy_ended = copy_ended
+        self._published = published
+        self._retracted = retracted
+
+    def commit(self, op: Operation) -> None:
+        """COMMIT: starts this rank's copy. Before it, nothing was copied."""
+        op.phase = Phase.COPYING
+        op.copy_open = True
+        in_flight = self._state.in_flight[op.tier]
+        for position, key in enumerate(op.page_keys()):
+            in_flight[key] = (op, position)
+        source = Tier.DEVICE if op.tier is Tier.HOST else Tier.HOST
+        self._state.counters.pages_copied[op.tier] += op.pages
+        self._state.effects.append(StartCopy(op.id, source, op.source_slots, self.destination(op)))
+
+    def abort(self, op: Operation) -> None:
+        """ABORT: everything goes back; no copy was started."""
+        del self._state.operations[op.id]
+        if op.reservation is not None and op.reservation.state is ReservationState.HELD:
+            op.reservation.abort()
+        self._unpin(op)
+
+    def copy_ended(self, operation: OperationId, error: Reason | None) -> None:
+        """This rank's own copy is over: told to the group by the operation's id."""
+        op = self._state.operations.get(operation)
+        if op is None:
+            raise InvariantBroken("a copy belongs to an open operation", operation)
+        op.copy_open = False
+        op.copy_error = error
+        if op.reservation is not None and op.reservation.state is ReservationState.QUARANTINED:
+            op.reservation.release()
+        if op.leaving:
+            for pool, slots in zip(self._state.pools.device, op.source_slots, strict=True):
+                pool.release(slots, op.id)
+        self._state.consensus.ack(Ack(op.id, error is None, error, op.participants))
+        self._copy_ended(op)
+
+    def complete(self, completion: Completion) -> bool:
+        """The group's word on an operation's copies. Whether it was news: an operation not open here is ignored."""
+        op = self._state.operations.get(completion.operation)
+        if op is None or op.phase is Phase.VOTED:
+            return False
+        if op.phase is Phase.RETRACTED:
+            if completion.drained:
+                self._end(op)
+            return False
+        in_flight = self._state.in_flight[op.tier]
+        for key in op.page_keys():
+            if in_flight[key][0] is op:
+                del in_flight[key]
+        if completion.ok:
+            self._state.digest.apply(f"complete {op.id}")
+            self._publish(op)
+            self._end(op)
+            return True
+        self._state.digest.apply(f"retract {op.id}")
+        reason = completion.reason or Reason.COPY_FAILED
+        self._state.counters.retractions[reason] = self._state.counters.retractions.get(reason, 0) + 1
+        self._retract(op)
+        if completion.drained:
+            self._end(op)
+        return True
+
+    def destination(self, op: Operation) -> tuple[list[int], ...]:
+        """Where the pages go, one list per pool."""
+        if op.fixed is not None:
+            return op.fixed
+        assert op.reservation is not None
+        return self._state.pools.slots(op.tier, op.reservation)
+
+    def _publish(self, op: Operation) -> None:
+        """All copies have landed on all ranks: lookups may see the pages."""
+        if op.copy_open:
+            raise InvariantBroken("a completion needs every participant's ack", f"{op.id} is still being copied here")
+        state = self._state
+        if op.tier is Tier.DEVICE and not state.lockstep:
+            self._published(op)
+            return
+        slots = self.destination(op)
+        if op.reservation is not None:
+            op.reservation.commit()
+        state.pools.hand_over(op.tier, slots, op.id if op.reservation is not None else ENGINE, INDEX)
+        publish = state.tree.publish_host if op.tier is Tier.HOST else state.tree.publish_device
+        at = 0
+        for first, count in op.runs:
+            kept = publish(op.keys, first, count, [pool[at : at + count] for pool in slots], op.tick)
+            state.pools.free_slots(op.tier, kept, INDEX)
+            at += count
+        self._published(op)
+
+    def _retract(self, op: Operation) -> None:
+        op.phase = Phase.RETRACTED
+        self._retracted(op)
+        if op.reservation is None:
+            return
+        if op.copy_open:
+            op.reservation.quarantine()
+        else:
+            op.reservation.abort()
+
+    def _end(self, op: Operation) -> None:
+        del self._state.operations[op.id]
+        self._unpin(op)
+
+    def _unpin(self, op: Operation) -> None:
+        for pin in op.pins:
+            self._state.tree.unpin(pin)
+        op.pins.clear()

@@ -1,0 +1,395 @@
+"""The worker as a machine: an engine's calls in their order, the group's messages, the ends of copies, the time.
+
+Calls are taken one after another. A call that needs the group's word (an immediate decision, a verdict that has not
+come, a group that is not there yet) holds up the calls behind it and nothing else, so every rank goes through the same
+calls at the same logical points. Messages, heartbeats and copies go on meanwhile.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from kvcoord.controller.cache import Cache
+from kvcoord.controller.consensus import AgreedConsensus, Consensus
+from kvcoord.controller.effects import CacheEffect, Reply
+from kvcoord.controller.state import outcome_of
+from kvcoord.domain import (
+    PAGE_KEY_BYTES,
+    DivergencePolicy,
+    OperationId,
+    OperationKind,
+    PageKey,
+    Path,
+    Reason,
+)
+from kvcoord.errors import KvcoordError, UsageError
+from kvcoord.protocol.effects import (
+    Activated,
+    Apply,
+    Attach,
+    DivergenceSeen,
+    GroupSuspended,
+    JoinFailed,
+    LogWanted,
+    Lost,
+    Note,
+    RankEffect,
+    SendUp,
+)
+from kvcoord.protocol.local import (
+    Acquire,
+    Advance,
+    Advanced,
+    Agree,
+    Agreed,
+    Allocate,
+    Call,
+    Evict,
+    Failed,
+    Free,
+    LoadBack,
+    Match,
+    Release,
+    WriteThrough,
+    split_keys,
+)
+from kvcoord.protocol.messages import Completion, Decision, FromCoordinator, Verdict, Vote
+from kvcoord.protocol.rank import RankMachine
+
+WorkerEffect = CacheEffect | SendUp | Attach | Note
+
+LOG_EVENTS_MAX = 1024
+"""Events that a rank sends when the coordinator asks what it has applied."""
+
+MakeCache = Callable[[], tuple[Cache, Consensus]]
+
+
+class WorkerMachine:
+    """One rank. `make_cache` gives empty cache logic, at the start and for each new history.
+
+    `rank` None: a cache without a coordinator (a collective agrees for it).
+    """
+
+    def __init__(
+        self, make_cache: MakeCache, rank: RankMachine | None, group: str, policy: DivergencePolicy, pages_max: int
+    ) -> None:
+        self.cache, self.consensus = make_cache()
+        self.rank = rank
+        self.group = group
+        self.failure: Failed | None = None
+        """Set once the group is lost, diverged or refused: every call is answered with it."""
+        self.suspended = ""
+        self.copies_open = 0
+        self.step = -1
+        self.divergences = 0
+        self._make_cache = make_cache
+        self._policy = policy
+        self._pages_max = pages_max
+        self._queue: deque[tuple[int, int, Call]] = deque()
+        self._begun = rank is None
+        self._renewing = False
+        self._capacity: list[int] = []
+        self._agreeing: dict[OperationId, tuple[int, int] | None] = {}
+        self._now = 0.0
+        self._said: list[RankEffect] = []
+        """What the rank's machine wants done because of a call."""
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def start(self, now: float) -> list[WorkerEffect]:
+        """Joins the group."""
+        return self._after(self.rank.start(now) if self.rank else [], now)
+
+    def call(self, session: int, number: int, call: Call, now: float) -> list[WorkerEffect]:
+        """One call of the engine. Answered in this event or a later one, exactly once."""
+        self._queue.append((session, number, call))
+        return self._after([], now)
+
+    def receive(self, message: FromCoordinator, now: float) -> list[WorkerEffect]:
+        """One message of the coordinator."""
+        assert self.rank is not None
+        return self._after(self.rank.receive(message, now), now)
+
+    def copy_ended(self, operation: OperationId, error: Reason | None, now: float) -> list[WorkerEffect]:
+        """This rank's copy of a committed operation is over."""
+        self.copies_open -= 1
+        self._tell(now)
+        if not self._renewing:
+            self.cache.copy_ended(operation, error)
+        return self._after([], now)
+
+    def closed(self, session: int) -> None:
+        """The engine is gone: its calls need no answer."""
+        self._queue = deque(held for held in self._queue if held[0] != session)
+
+    def leave(self, now: float) -> list[WorkerEffect]:
+        return self._after(self.rank.leave(now) if self.rank else [], now)
+
+    def tick(self, now: float) -> list[WorkerEffect]:
+        return self._after(self.rank.tick(now) if self.rank else [], now)
+
+    def deadline(self) -> float | None:
+        return self.rank.deadline() if self.rank else None
+
+    @property
+    def ready(self) -> str:
+        """Why calls would have to wait now, empty when they would not."""
+        if self.failure is not None:
+            return f"{self.failure.error}: {self.failure.fields}"
+        if self.rank is not None and not self.rank.active:
+            return self.rank.cause or "joining"
+        return ""
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+
+    def _after(self, pending: list[RankEffect], now: float) -> list[WorkerEffect]:
+        """Follows up what the rank's machine said, takes the calls that can be taken, collects what is to be done."""
+        self._tell(now)
+        out: list[WorkerEffect] = []
+        self._follow(pending, out, now)
+        self._take_calls()
+        self._follow(self._said_since(), out, now)
+        effects, self.cache.state.effects = self.cache.state.effects, []
+        for effect in effects:
+            if not isinstance(effect, Reply):
+                self.copies_open += 1
+            out.append(effect)
+        return out
+
+    def _said_since(self) -> list[RankEffect]:
+        """What the rank's machine wants sent because of calls and copies."""
+        said = self._said
+        self._said = []
+        if isinstance(self.consensus, AgreedConsensus):
+            said, self.consensus.effects = self.consensus.effects + said, []
+        return said
+
+    def _tell(self, now: float) -> None:
+        self._now = now
+        if isinstance(self.consensus, AgreedConsensus):
+            self.consensus.now = now
+
+    def _follow(self, effects: list[RankEffect], out: list[WorkerEffect], now: float) -> None:
+        for effect in effects:
+            if isinstance(effect, SendUp | Attach | Note):
+                out.append(effect)
+            elif isinstance(effect, Apply):
+                self._apply(effect.entry)
+            elif isinstance(effect, Activated):
+                self._activated(effect)
+            elif isinstance(effect, GroupSuspended):
+                self.suspended = effect.cause
+                out.append(Note("suspended", "", {"rank": effect.rank, "cause": effect.cause}))
+            elif isinstance(effect, JoinFailed):
+                assert self.rank is not None
+                who = self.rank.identity.rank
+                fields: list[str | int | float | list[list[int]]] = [
+                    self.group,
+                    effect.reason,
+                    effect.field,
+                    who,
+                    effect.value,
+                    effect.other_rank,
+                    effect.other_value,
+                ]
+                self._fail("JoinRefused", fields)
+            elif isinstance(effect, Lost):
+                self._fail("GroupLost", [self.group, effect.cause, effect.waited_s])
+            elif isinstance(effect, LogWanted):
+                assert self.rank is not None
+                self._follow(self.rank.log(effect.round, self.cache.state.digest.log()[-LOG_EVENTS_MAX:]), out, now)
+            elif isinstance(effect, DivergenceSeen):
+                self._diverged(effect, out)
+
+    def _take_calls(self) -> None:
+        if self.failure is not None:
+            while self._queue:
+                session, number, _ = self._queue.popleft()
+                self.cache.state.reply((session, number), self.failure)
+            return
+        if self._renewing:
+            if self.copies_open:
+                return
+            self._renew()
+        while self._queue and self.cache.state.waiting_for is None:
+            session, number, call = self._queue[0]
+            try:
+                if not self._take(call, (session, number)):
+                    return
+            except UsageError as error:
+                self.cache.state.reply((session, number), failed(error))
+            self._queue.popleft()
+
+    def _take(self, call: Call, who: tuple[int, int]) -> bool:
+        """One call. False: it has to wait, and is tried again after the next event."""
+        cache = self.cache
+        if isinstance(call, Match):
+            cache.match(self._keys(call.keys), who)
+            return True
+        if not self._begun:
+            return False
+        if isinstance(call, Advance):
+            return self._advance(call.step, who)
+        if isinstance(call, Acquire):
+            cache.acquire(self._keys(call.keys), who, landed=call.landed)
+        elif isinstance(call, WriteThrough):
+            if call.lease:
+                cache.write_lease(call.lease, who, deferred=call.deferred)
+            else:
+                cache.write_slots(self._keys(call.keys), call.slots, who, deferred=call.deferred)
+        elif isinstance(call, Release):
+            cache.release(call.lease, who)
+        elif isinstance(call, Allocate):
+            cache.allocate(call.count, who)
+        elif isinstance(call, Free):
+            cache.free(call.slots, who)
+        elif isinstance(call, Evict):
+            cache.evict(call.tier, call.count, who)
+        elif isinstance(call, Agree):
+            self._agree(call, who)
+        elif isinstance(call, LoadBack):
+            cache.load_slots(self._keys(call.keys), call.slots, who, landed=call.landed)
+        else:
+            raise UsageError("call", type(call).__name__, "is answered by the worker process, not by its machine")
+        return True
+
+    def _keys(self, joined: bytes) -> list[PageKey]:
+        if not joined or len(joined) % PAGE_KEY_BYTES:
+            raise UsageError("keys", len(joined), f"give one or more page keys of {PAGE_KEY_BYTES} bytes each")
+        if len(joined) > PAGE_KEY_BYTES * self._pages_max:
+            pages = len(joined) // PAGE_KEY_BYTES
+            raise UsageError("keys", pages, f"name at most pages_per_operation_max={self._pages_max} pages in one call")
+        return split_keys(joined)
+
+    # --- rounds ---------------------------------------------------------------------------------------------------
+
+    def _advance(self, step: int, who: tuple[int, int]) -> bool:
+        """Applies the verdict that is due and sends this step's frame. False: the verdict has not come."""
+        completed = self._end_alone()
+        due = None
+        if self.rank is not None:
+            due = self.rank.rounds.due(step)
+            verdict = None if due is None else self.rank.rounds.verdict(due)
+            if due is not None and verdict is None:
+                return False
+            if verdict is not None:
+                completed += self._apply_verdict(verdict)
+            self._send_frame(self.rank, step)
+        self.step = step
+        state = self.cache.state
+        outcomes, state.outcomes = state.outcomes, []
+        ended = [completion.operation for completion in completed if completion.ok]
+        retracted = [
+            (completion.operation, completion.reason or Reason.COPY_FAILED, completion.rank)
+            for completion in completed
+            if not completion.ok
+        ]
+        answer = Advanced(step, -1 if due is None else due, outcomes, ended, retracted, self.cache.open_count())
+        state.reply(who, answer)
+        return True
+
+    def _end_alone(self) -> list[Completion]:
+        """Without verdicts: what this rank, or a collective, says has ended."""
+        return [completion for completion in self.consensus.ended() if self.cache.complete(completion)]
+
+    def _apply_verdict(self, verdict: Verdict) -> list[Completion]:
+        """A round takes effect: completions first, since they free what decisions may need."""
+        consensus = self.consensus
+        if not isinstance(consensus, AgreedConsensus):
+            return []
+        completed = [completion for completion in verdict.completions if self.cache.complete(completion)]
+        consensus.ledger.settle(verdict.round, verdict.capacity)
+        for decision in verdict.decisions:
+            self._decide(decision, Path.VOTED)
+        return completed
+
+    def _send_frame(self, rank: RankMachine, step: int) -> None:
+        state, consensus = self.cache.state, self.consensus
+        digest = state.digest.combined(state.tree.digest)
+        if isinstance(consensus, AgreedConsensus):
+            consensus.ledger.mark(step)
+        self._said += rank.frame(step, state.pools.free_counts(), digest, self._now)
+
+    # --- decisions ------------------------------------------------------------------------------------------------
+
+    def _apply(self, entry: Decision | Completion) -> None:
+        """The next entry of the stream."""
+        if isinstance(entry, Decision):
+            self._decide(entry, Path.IMMEDIATE)
+        else:
+            self.cache.complete(entry)
+
+    def _decide(self, decision: Decision, path: Path) -> None:
+        if decision.operation not in self._agreeing:
+            self.cache.decide(decision)
+            return
+        who = self._agreeing.pop(decision.operation)
+        state = self.cache.state
+        outcome = outcome_of(decision, path)
+        state.count(OperationKind.CUSTOM, path, decision)
+        state.digest.apply(f"{decision.outcome} {decision.operation}")
+        if who is None:
+            state.outcomes.append(outcome)
+        else:
+            state.waiting_for = None
+            state.reply(who, Agreed(outcome))
+
+    def _agree(self, call: Agree, who: tuple[int, int]) -> None:
+        """A vote about something of the engine's own."""
+        if call.operation in self._agreeing or call.operation in self.cache.state.operations:
+            raise UsageError("operation", call.operation, "is open already: give every operation an id of its own")
+        deferred = call.deferred or not self.cache.state.immediate_allowed
+        vote = Vote(
+            call.operation,
+            OperationKind.CUSTOM,
+            call.yes,
+            call.agreement,
+            call.participants,
+            call.value,
+            None if call.yes else call.reason or Reason.REFUSED,
+            call.shortfall,
+        )
+        if deferred:
+            self.cache.state.reply(who, Agreed(None))
+        else:
+            self.cache.state.waiting_for = call.operation
+        self._agreeing[call.operation] = None if deferred else who
+        decision = self.consensus.propose(vote, deferred=deferred)
+        if decision is not None:
+            self._decide(decision, Path.VOTED if deferred else Path.IMMEDIATE)
+
+    # --- the group ------------------------------------------------------------------------------------------------
+
+    def _activated(self, effect: Activated) -> None:
+        self.suspended = ""
+        if effect.fresh:
+            self._renewing = True
+            self._capacity = effect.activate.capacity
+
+    def _renew(self) -> None:
+        """A new history begins with an empty cache, once no copy of the old one touches its pages."""
+        replies = [effect for effect in self.cache.state.effects if isinstance(effect, Reply)]
+        self.cache, self.consensus = self._make_cache()
+        self.cache.state.effects += replies
+        if isinstance(self.consensus, AgreedConsensus):
+            self.consensus.ledger.begin(self._capacity)
+            self.consensus.now = self._now
+        self._agreeing.clear()
+        self._renewing = False
+        self._begun = True
+        self.step = -1
+
+    def _diverged(self, effect: DivergenceSeen, out: list[WorkerEffect]) -> None:
+        self.divergences += 1
+        out.append(Note("divergence", effect.operation, {"round": effect.round, "sides": effect.sides}))
+        if self._policy is DivergencePolicy.STOP:
+            self._fail("Diverged", [self.group, effect.round, effect.sides, effect.operation])
+
+    def _fail(self, error: str, fields: Sequence[str | int | float | list[list[int]]]) -> None:
+        if self.failure is None:
+            self.failure = Failed(error, list(fields))
+
+
+def failed(error: KvcoordError) -> Failed:
+    """An exception as it travels to the engine: the class by name, its arguments as text or numbers."""
+    fields = [field if isinstance(field, str | int | float) else str(field) for field in error.args]
+    return Failed(type(error).__name__, list(fields))

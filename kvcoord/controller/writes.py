@@ -1,0 +1,132 @@
+"""Writes from device to host: reserve, commit or abort, and one retry after an agreed eviction. DESIGN section 4.1.
+
+`reserve_write` only allocates; `commit_write` starts the copy; `abort_write` gives back. A write names the pages of one
+path that are on the device, not on the host, and not being written already, ancestors included, so that what is on the
+host stays reachable from the root.
+"""
+
+from kvcoord.controller.operations import Call, Operation, Run, runs_of
+from kvcoord.controller.room import Room
+from kvcoord.controller.state import CacheState, joined, outcome_of
+from kvcoord.controller.transfers import Transfers
+from kvcoord.domain import Aborted, Committed, OperationKind, Outcome, PageKey, Path, Reason, Tier, WritePolicy
+from kvcoord.errors import InvariantBroken
+from kvcoord.memory.reservation import Refusal
+from kvcoord.protocol.local import Written
+from kvcoord.protocol.messages import Decision, Vote
+
+_FULL = (Reason.HOST_FULL, Reason.AUXILIARY_FULL)
+
+ATTEMPTS_MAX = 2
+"""A write that was aborted for lack of room is tried once more after an eviction, under a new id."""
+
+
+class Writes:
+    """Starts writes and takes their decisions, in lockstep: capacity and victims are the same on all ranks."""
+
+    def __init__(self, state: CacheState, room: Room, transfers: Transfers) -> None:
+        self._state = state
+        self._room = room
+        self._transfers = transfers
+
+    def write_through(self, keys: list[PageKey], tick: int, serial: int, call: Call | None, *, deferred: bool) -> None:
+        """Writes what the policy wants of this path, unless it is there or under way.
+
+        What is not covered is put to the vote of the next frame when `deferred` (the engine learns the outcome with a
+        later step), else to a vote of its own, whose outcome answers `call`.
+        """
+        runs = [] if self._state.policy is WritePolicy.WRITE_BACK else self._unwritten(keys)
+        op = Operation(OperationKind.WRITE_THROUGH, serial, 0, Tier.HOST, keys, runs)
+        if not runs:
+            if call is not None:
+                self._state.reply(call, Written(Committed(op.id, Path.COVERED), op.id, 0))
+            return
+        op.tick = tick
+        op.deferred = deferred or not self._state.immediate_allowed
+        op.asked_by = call
+        self.reserve_write(op)
+        if op.deferred and op.asked_by is not None:
+            self._state.reply(op.asked_by, Written(None, op.id, op.pages))
+            op.asked_by = None
+
+    def reserve_write(self, op: Operation, at_least: int = 0) -> None:
+        """Allocates host slots for the operation's pages, covered or put to the vote. Copies nothing.
+
+        `at_least` pages are evicted first if need be: the shortfall that an earlier vote has shown.
+        """
+        state, keys = self._state, op.keys
+        op.pins = [state.tree.pin(keys, first, count, Tier.DEVICE) for first, count in op.runs]
+        op.source_slots = joined([pin.slots for pin in op.pins])
+        state.operations[op.id] = op
+        covered = self._room.make(Tier.HOST, op.pages, keys, at_least=at_least)
+        state.consensus.issue(Tier.HOST, op.pages)
+        taken = state.pools.reserve(Tier.HOST, op.pages, op.id)
+        if isinstance(taken, Refusal):
+            if covered:
+                raise InvariantBroken("a covered reserve fits on every rank", f"{op.id} lacks {taken.shortfall}")
+            vote = Vote(op.id, op.kind, False, reason=Reason.HOST_FULL, shortfall=taken.shortfall)
+        else:
+            op.reservation = taken
+            vote = Vote(op.id, op.kind, True)
+        if covered:
+            self.decide(op, Decision(op.id, Outcome.COMMIT), Path.COVERED)
+            return
+        if op.deferred:
+            op.path = Path.VOTED
+        else:
+            op.path = Path.IMMEDIATE
+            state.waiting_for = op.id
+        decision = state.consensus.propose(vote, deferred=op.deferred)
+        if decision is not None:
+            self.decide(op, decision, op.path)
+
+    def decide(self, op: Operation, decision: Decision, path: Path) -> None:
+        """The outcome, the same on every rank: commit or abort, and after an abort for lack of room one more try."""
+        state = self._state
+        op.path = path
+        state.count(op.kind, path, decision)
+        state.digest.apply(f"{decision.outcome} {op.id} {op.pages}")
+        if decision.outcome is Outcome.COMMIT:
+            self.commit_write(op)
+        else:
+            self.abort_write(op)
+            if decision.reason in _FULL and self._retry(op, max(decision.shortfall.values(), default=0)):
+                return
+        self._settled(op, outcome_of(decision, path))
+
+    def commit_write(self, op: Operation) -> None:
+        """Starts the copy."""
+        self._transfers.commit(op)
+
+    def abort_write(self, op: Operation) -> None:
+        """Gives the pages back; nothing was copied."""
+        self._transfers.abort(op)
+
+    def _retry(self, op: Operation, shortfall: int) -> bool:
+        """Tries once more under a new id if an eviction can help. Whether it did."""
+        runs = self._unwritten(op.keys)
+        if op.attempt + 1 >= ATTEMPTS_MAX or not runs or self._state.tree.evictable(Tier.HOST) == 0:
+            return False
+        again = Operation(op.kind, op.serial, op.attempt + 1, Tier.HOST, op.keys, runs)
+        again.tick, again.deferred = op.tick, op.deferred
+        again.asked_by, op.asked_by = op.asked_by, None
+        self.reserve_write(again, shortfall)
+        return True
+
+    def _settled(self, op: Operation, outcome: Committed | Aborted) -> None:
+        """The engine learns the outcome: as the answer to its call, or with a later step."""
+        if not op.deferred:
+            self._state.waiting_for = None
+        if op.asked_by is not None:
+            self._state.reply(op.asked_by, Written(outcome, op.id, op.pages))
+            op.asked_by = None
+        else:
+            self._state.outcomes.append(outcome)
+
+    def _unwritten(self, keys: list[PageKey]) -> list[Run]:
+        """Runs of the path that the policy wants on the host and nobody is writing."""
+        runs = self._state.tree.unbacked(keys, self._state.hits_min)
+        writing = self._state.in_flight[Tier.HOST]
+        if not writing:
+            return runs
+        return runs_of([at for first, count in runs for at in range(first, first + count) if keys[at] not in writing])
