@@ -74,6 +74,9 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
     lag: Count = 0
     """Rounds between a frame and the step that applies its verdict, at least pp. 0: pp."""
 
+    lockstep: bool = True
+    """Whether the engines run in lockstep and call advance at every step. False: every operation is voted on its own."""
+
     page_tokens: PositiveInt = 64
     """Tokens of one page."""
 
@@ -138,6 +141,7 @@ def group_fingerprint(group: GroupConfig) -> dict[str, str | int]:
         "pp": group.pp,
         "cp": group.cp,
         "lag": group.lag,
+        "lockstep": int(group.lockstep),
         "page_tokens": group.page_tokens,
         "pools": ",".join(pool.name for pool in group.pools),
         "write_policy": group.write_policy.value,

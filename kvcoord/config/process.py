@@ -19,6 +19,8 @@ RANK_PLACEHOLDER: Final = "{rank}"
 
 Address = Annotated[str, msgspec.Meta(min_length=1)]
 
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+
 
 class LogLevel(StrEnum):
     DEBUG = "debug"
@@ -68,6 +70,25 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_security("bind", self.bind, self.curve_keys_dir, insecure_tcp=self.insecure_tcp)
 
 
+class CopyFaultsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Makes this rank's copies late or fail: to see what a slow rank does. Never in production."""
+
+    delay_s: NotNegative = 0.0
+    """Every copy starts this much late."""
+
+    delay_random_s: NotNegative = 0.0
+    """Every copy starts up to this much later still, at random."""
+
+    fail_every: Count = 0
+    """Every so many-th copy fails at its last layer. 0: none does."""
+
+    seed: Count = 0
+    """Seed of the random delays."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The worker (sidecar) of one rank.
 
@@ -106,6 +127,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     limits: Limits = Limits()
     """How much of everything may exist at once."""
+
+    copy_faults: CopyFaultsConfig = CopyFaultsConfig()
+    """Copies that go wrong on purpose, for demonstrations."""
 
     log_level: LogLevel = LogLevel.INFO
     """The least severe records that are written: debug, info, warning or error."""

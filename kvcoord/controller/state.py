@@ -25,7 +25,7 @@ from kvcoord.protocol.digest import Digest
 from kvcoord.protocol.local import Answer
 from kvcoord.protocol.messages import Decision
 
-DecisionKey = tuple[OperationKind, Path, Outcome, Reason | None]
+DecisionKey = tuple[OperationKind | None, Path, Outcome, Reason | None]
 
 
 class Counters:

@@ -53,7 +53,7 @@ from kvcoord.protocol.local import (
     split_keys,
 )
 from kvcoord.protocol.messages import Completion, Decision, FromCoordinator, Verdict, Vote
-from kvcoord.protocol.rank import RankMachine
+from kvcoord.protocol.rank import RankMachine, RankState
 
 WorkerEffect = CacheEffect | SendUp | Attach | Note
 
@@ -81,6 +81,7 @@ class WorkerMachine:
         self.copies_open = 0
         self.step = -1
         self.divergences = 0
+        self.first_divergence: DivergenceSeen | None = None
         self._make_cache = make_cache
         self._policy = policy
         self._pages_max = pages_max
@@ -131,7 +132,12 @@ class WorkerMachine:
         return self.rank.deadline() if self.rank else None
 
     @property
-    def ready(self) -> str:
+    def left(self) -> bool:
+        """Whether this membership has been ended."""
+        return self.rank is not None and self.rank.state is RankState.LEFT
+
+    @property
+    def not_ready(self) -> str:
         """Why calls would have to wait now, empty when they would not."""
         if self.failure is not None:
             return f"{self.failure.error}: {self.failure.fields}"
@@ -380,6 +386,7 @@ class WorkerMachine:
 
     def _diverged(self, effect: DivergenceSeen, out: list[WorkerEffect]) -> None:
         self.divergences += 1
+        self.first_divergence = self.first_divergence or effect
         out.append(Note("divergence", effect.operation, {"round": effect.round, "sides": effect.sides}))
         if self._policy is DivergencePolicy.STOP:
             self._fail("Diverged", [self.group, effect.round, effect.sides, effect.operation])

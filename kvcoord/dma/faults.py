@@ -18,13 +18,15 @@ from kvcoord.errors import TransferFailed, UsageError
 class CopyFaults(msgspec.Struct, frozen=True, kw_only=True):
     """What goes wrong. A transfer starts `delay_s` plus a random part below `delay_random_s` late.
 
-    `fail_at_layer` maps a transfer's name to its first layer that is reported as not landed.
+    `fail_at_layer` maps a transfer's name to its first layer that is reported as not landed. Every `fail_every`-th
+    transfer, counted from 1, fails at its last layer; 0 for none.
     """
 
     delay_s: float = 0.0
     delay_random_s: float = 0.0
     seed: int = 0
     fail_at_layer: dict[str, int] = {}
+    fail_every: int = 0
 
 
 class FaultyCopyEngine:
@@ -43,6 +45,7 @@ class FaultyCopyEngine:
         self._lanes: dict[Direction, deque[_Job]] = {direction: deque() for direction in Direction}
         self._tasks: dict[Direction, asyncio.Task[None]] = {}
         self._closed = False
+        self._performed = 0
 
     def hold(self, name: str) -> None:
         """Keep transfers of this name from starting until `let_go`."""
@@ -95,6 +98,9 @@ class FaultyCopyEngine:
         if name in self._held:
             await self._held[name].wait()
         fail_at_layer = self._faults.fail_at_layer.get(name)
+        self._performed += 1
+        if self._faults.fail_every and self._performed % self._faults.fail_every == 0:
+            fail_at_layer = job.plan.layer_count - 1
         try:
             copy = self._engine.submit(job.plan)
             for layer in range(copy.layer_count)[:fail_at_layer]:

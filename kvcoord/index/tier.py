@@ -34,8 +34,8 @@ def check_key_lengths(keys: Sequence[PageKey]) -> None:
 class TierIndex:
     """The pages of one tier. `number` is its position in `Node.tiers`.
 
-    `page_count` pages are on the tier; `protected_count` of them are pinned or above a pinned page. `key_sum` is the
-    sum of their keys as in `key_sum`, modulo 2**64.
+    `page_count` pages are on the tier; `protected_count` of them are pinned or above a pinned page. `key_sum` adds
+    the first words of their keys up, modulo 2**64.
     """
 
     def __init__(self, number: int, pools: Sequence[str], order: EvictionOrder) -> None:

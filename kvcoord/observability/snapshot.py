@@ -153,11 +153,20 @@ class CopySnapshot(msgspec.Struct, frozen=True, kw_only=True):
     duration: HistogramSnapshot | None = None
 
 
+class DivergenceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Where ranks first differed: the round, the ranks on each side, the first operation that differs (or empty)."""
+
+    round: int
+    sides: list[list[Rank]]
+    operation: str
+
+
 class WorkerSnapshot(ProcessSnapshot, frozen=True, kw_only=True, tag_field="process", tag="worker"):
     """The rank-side process of one rank.
 
     `pages_cached`, `pages_hit` and `pages_evicted` are keyed by tier. `coordinator` is the address in use, empty
-    when none; `coordinator_last_heard_s` the age of its last message, None if never heard.
+    when none; `coordinator_last_heard_s` the age of its last message, None if never heard. Ranks that have taken the
+    same decisions have equal `digest`, of decisions, and `index_digest`, of published pages.
     """
 
     group: str
@@ -177,8 +186,12 @@ class WorkerSnapshot(ProcessSnapshot, frozen=True, kw_only=True, tag_field="proc
     decisions: list[DecisionCount] = []
     retractions: dict[str, int] = {}
     divergences: int = 0
+    first_divergence: DivergenceSnapshot | None = None
     copies: list[CopySnapshot] = []
     step: HistogramSnapshot | None = None
+    leases_open: int = 0
+    digest: str = ""
+    index_digest: str = ""
 
 
 Snapshot = CoordinatorSnapshot | WorkerSnapshot

@@ -11,13 +11,19 @@ import msgspec
 from kvcoord.domain import OPERATION_ID_LENGTH_MAX
 from kvcoord.errors import FrameMalformed, FrameOversized, FrameVersionMismatch
 from kvcoord.protocol.messages import (
+    EPOCH_NUMBER_MAX,
     PROTOCOL_VERSION,
+    Accept,
+    Ack,
     Frame,
     FromCoordinator,
     FromRank,
     Hello,
+    Report,
+    StreamAck,
     StreamVote,
     Vote,
+    epoch_number,
 )
 
 _VERSION_BYTE: Final = bytes((PROTOCOL_VERSION,))
@@ -74,27 +80,38 @@ def coordinator_decoder(message_bytes_max: int = MESSAGE_BYTES_MAX) -> Decoder[F
 
 def _out_of_range(message: object) -> str:
     """Why the message cannot be meant, or an empty string. Types are already right here."""
-    kind = type(message)
-    if kind is Frame:
-        assert isinstance(message, Frame)
-        if message.round < 0:
-            return f"round {message.round} is negative"
-        for free in message.free:
-            if free < 0:
-                return f"free count {free} is negative"
-        for vote in message.votes:
-            cause = _vote_out_of_range(vote)
-            if cause:
-                return cause
-    elif kind is StreamVote:
-        assert isinstance(message, StreamVote)
+    if isinstance(message, Frame):
+        return _frame_out_of_range(message)
+    if isinstance(message, StreamVote):
         return _vote_out_of_range(message.vote)
-    elif kind is Hello:
-        assert isinstance(message, Hello)
+    if isinstance(message, StreamAck):
+        return _ack_out_of_range(message.ack)
+    if isinstance(message, Accept):
+        return _report_out_of_range(message.report)
+    if isinstance(message, Hello):
         if message.world_size <= 0:
             return f"world size {message.world_size} is not positive"
-        if not message.group or len(message.group) > OPERATION_ID_LENGTH_MAX:
+        if not 0 <= epoch_number(message.epoch) < EPOCH_NUMBER_MAX:
+            return f"epoch {message.epoch} cannot be"
+        if not 0 < len(message.group) <= OPERATION_ID_LENGTH_MAX:
             return f"group name of {len(message.group)} characters, allowed are 1 to {OPERATION_ID_LENGTH_MAX}"
+    return ""
+
+
+def _frame_out_of_range(frame: Frame) -> str:
+    if frame.round < 0:
+        return f"round {frame.round} is negative"
+    for free in frame.free:
+        if free < 0:
+            return f"free count {free} is negative"
+    for vote in frame.votes:
+        cause = _vote_out_of_range(vote)
+        if cause:
+            return cause
+    for ack in frame.acks:
+        cause = _ack_out_of_range(ack)
+        if cause:
+            return cause
     return ""
 
 
@@ -105,4 +122,22 @@ def _vote_out_of_range(vote: Vote) -> str:
         return f"participants mask {vote.participants} is negative"
     if not vote.yes and vote.reason is None:
         return f"vote no without a reason for {vote.operation}"
+    return ""
+
+
+def _ack_out_of_range(ack: Ack) -> str:
+    if not 0 < len(ack.operation) <= OPERATION_ID_LENGTH_MAX:
+        return f"operation id of {len(ack.operation)} characters, allowed are 1 to {OPERATION_ID_LENGTH_MAX}"
+    if ack.participants < 0:
+        return f"participants mask {ack.participants} is negative"
+    return ""
+
+
+def _report_out_of_range(report: Report) -> str:
+    if report.sequence < 0 or any(not 0 < entry.sequence <= report.sequence for entry in report.entries):
+        return f"entries do not fit sequence {report.sequence}"
+    if any(verdict.round < 0 for verdict in report.verdicts):
+        return "a verdict's round is negative"
+    if any(free < 0 for free in report.free):
+        return "a free count is negative"
     return ""

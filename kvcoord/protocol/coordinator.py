@@ -4,14 +4,24 @@ Knows nothing of sockets, processes or status pages. A group is made by its firs
 been empty for `group_forget_s`, so that a long-lived coordinator does not grow with the groups it has seen.
 """
 
-from kvcoord.errors import FrameError, FrameOversized, FrameVersionMismatch
+from kvcoord.errors import FrameError, FrameOversized, FrameVersionMismatch, UsageError
 from kvcoord.protocol.effects import CoordinatorEffect, Send
 from kvcoord.protocol.group import GroupLimits, GroupMachine
-from kvcoord.protocol.messages import PROTOCOL_VERSION, FromRank, Hello, Refused, Rejoin, StatusRequest
+from kvcoord.protocol.messages import (
+    INCARNATION_BITS,
+    PROTOCOL_VERSION,
+    FromRank,
+    Hello,
+    Refused,
+    Rejoin,
+    StatusRequest,
+)
 
 
 class CoordinatorMachine:
-    """`step` takes a decoded message, `malformed` what could not be decoded, `gone` a lost peer, `tick` the time."""
+    """Raises UsageError when the incarnation does not fit an epoch.
+
+    `step` takes a decoded message, `malformed` what could not be decoded, `gone` a lost peer, `tick` the time."""
 
     def __init__(
         self,
@@ -22,6 +32,8 @@ class CoordinatorMachine:
         ranks_max: int = 1024,
         group_forget_s: float = 60.0,
     ) -> None:
+        if not 0 < incarnation < 1 << INCARNATION_BITS:
+            raise UsageError("incarnation", incarnation, f"must be positive and fit in {INCARNATION_BITS} bits")
         self.incarnation = incarnation
         self.groups: dict[str, GroupMachine] = {}
         self.ignored: dict[str, int] = {}
@@ -43,8 +55,7 @@ class CoordinatorMachine:
             self._ignore("unknown_peer")
             return [Send((peer,), Rejoin(self.incarnation))]
         effects = group.step(peer, message, now)
-        if not group.members:
-            self._empty_since.setdefault(group.name, now)
+        self._after(group, now)
         return effects
 
     def malformed(self, peer: bytes, error: FrameError) -> list[CoordinatorEffect]:
@@ -58,22 +69,22 @@ class CoordinatorMachine:
 
     def gone(self, peer: bytes, now: float) -> list[CoordinatorEffect]:
         """Nobody is there any more at `peer`."""
-        group = self._group_of.pop(peer, None)
+        group = self._group_of.get(peer)
         if group is None:
             return []
         effects = group.gone(peer, now)
-        if not group.members:
-            self._empty_since.setdefault(group.name, now)
+        self._after(group, now)
         return effects
 
     def tick(self, now: float) -> list[CoordinatorEffect]:
+        """Lets every deadline up to `now` pass."""
         effects: list[CoordinatorEffect] = []
         for group in self.groups.values():
             effects += group.tick(now)
-            if not group.members:
-                self._empty_since.setdefault(group.name, now)
+            self._after(group, now)
         for name in [name for name, since in self._empty_since.items() if since + self._forget_s <= now]:
-            self._forget(name)
+            del self._empty_since[name]
+            del self.groups[name]
         return effects
 
     def deadline(self) -> float | None:
@@ -84,36 +95,33 @@ class CoordinatorMachine:
 
     def _hello(self, peer: bytes, hello: Hello, now: float) -> list[CoordinatorEffect]:
         group = self.groups.get(hello.group)
+        other = self._group_of.get(peer)
+        if other is not None and other is not group:
+            refused = Refused("duplicate", "group", hello.rank, hello.group, -1, other.name)
+            return [Send((peer,), refused)]
         if group is None or (not group.members and group.world_size != hello.world_size):
-            if hello.version != PROTOCOL_VERSION:
-                refused = Refused("version", "protocol_version", hello.rank, hello.version, -1, PROTOCOL_VERSION)
-                return [Send((peer,), refused)]
             if group is None and len(self.groups) >= self._groups_max:
                 return [Send((peer,), Refused("limit", "groups_max", hello.rank, hello.group, -1, self._groups_max))]
             if hello.world_size > self._ranks_max:
                 refused = Refused("limit", "world_size", hello.rank, hello.world_size, -1, self._ranks_max)
                 return [Send((peer,), refused)]
             group = GroupMachine(hello.group, hello.world_size, self.incarnation, self._limits)
-            self.groups[hello.group] = group
-        other = self._group_of.get(peer)
-        if other is not None and other is not group:
-            self._ignore("peer_of_another_group")
-            return []
         effects = group.step(peer, hello, now)
         if group.holds(peer):
+            self.groups[group.name] = group
             self._group_of[peer] = group
-        self._empty_since.pop(group.name, None)
-        if not group.members:
-            self._empty_since[group.name] = now
+        if self.groups.get(group.name) is group:
+            self._after(group, now)
         return effects
 
-    def _forget(self, name: str) -> None:
-        del self._empty_since[name]
-        group = self.groups.get(name)
-        if group is not None and not group.members:
-            del self.groups[name]
-            for peer in [peer for peer, held in self._group_of.items() if held is group]:
-                del self._group_of[peer]
+    def _after(self, group: GroupMachine, now: float) -> None:
+        """Follows what a group has done: whom it let go, and whether it is empty."""
+        for peer in group.released():
+            self._group_of.pop(peer, None)
+        if group.members:
+            self._empty_since.pop(group.name, None)
+        else:
+            self._empty_since.setdefault(group.name, now)
 
     def _ignore(self, cause: str) -> None:
         self.ignored[cause] = self.ignored.get(cause, 0) + 1

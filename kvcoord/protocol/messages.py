@@ -83,8 +83,8 @@ class Decision(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
 class Completion(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=31):
     """All participants' copies landed (publish), or one failed (retract on all: reason and rank).
 
-    A retraction comes as soon as one copy has failed or is late. Others may still be copying: `drained` says that none is
-    any more, so that the pages they read may go. A retraction that was not drained is followed by a second one that is.
+    A retraction comes as soon as one copy has failed or is late. Others may still be copying: `drained` says that none
+    is any more, so that the pages they read may go. A retraction that was not drained is followed by one that is.
     """
 
     operation: OperationId

@@ -1,8 +1,4 @@
-"""The rank side of the protocol. DESIGN sections 4.1, 4.2 and 4.5.
-
-    JOINING --Prepare--> ACCEPTED --Activate--> ACTIVE
-       ^                    |                     |
-       +---- coordinator silent, restarted or suspending ---+        any --deadline--> LOST, --refused--> REFUSED
+"""The rank side of the protocol. DESIGN sections 4.1 and 4.2.
 
 The same machine runs in a sidecar worker and inside an engine that keeps its own pools. It knows nothing of pages: what
 a vote is about is its owner's business. It never decides: a rank that has voted waits for the coordinator, for the next
@@ -10,28 +6,11 @@ coordinator, or for the group deadline.
 """
 
 from collections.abc import Callable
-from enum import StrEnum
-
-import msgspec
 
 from kvcoord.domain import OperationId, Rank, Reason
-from kvcoord.protocol.effects import (
-    Activated,
-    Apply,
-    Attach,
-    DivergenceSeen,
-    GroupSuspended,
-    JoinFailed,
-    LogWanted,
-    Lost,
-    RankEffect,
-    SendUp,
-    VerdictReady,
-)
+from kvcoord.protocol.effects import Activated, Apply, DivergenceSeen, LogWanted, RankEffect, SendUp, VerdictReady
 from kvcoord.protocol.messages import (
     NO_EPOCH,
-    PROTOCOL_VERSION,
-    Accept,
     Ack,
     Activate,
     Alive,
@@ -40,8 +19,6 @@ from kvcoord.protocol.messages import (
     FetchEntries,
     FromCoordinator,
     Heartbeat,
-    Hello,
-    Leave,
     LogRequest,
     Numbered,
     OperationLog,
@@ -56,40 +33,12 @@ from kvcoord.protocol.messages import (
     Vote,
     Waiting,
 )
+from kvcoord.protocol.rank_attachment import RankLimits
+from kvcoord.protocol.rank_membership import Identity, RankMembership, RankState
 from kvcoord.protocol.rank_rounds import RankRounds
 from kvcoord.protocol.rank_stream import RankStream
 
-
-class RankLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of one rank, in seconds and counts."""
-
-    heartbeat_interval_s: float = 0.5
-    heartbeat_timeout_s: float = 3.0
-    join_timeout_s: float = 30.0
-    group_deadline_s: float = 60.0
-    decisions_kept_max: int = 4096
-
-
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who this rank is. `fingerprint`: the settings on which all ranks must agree, by name."""
-
-    group: str
-    rank: Rank
-    world_size: int
-    incarnation: int
-    fingerprint: dict[str, str | int]
-
-
-class RankState(StrEnum):
-    JOINING = "joining"
-    ACCEPTED = "accepted"
-    ACTIVE = "active"
-    REFUSED = "refused"
-    LOST = "lost"
-    LEFT = "left"
-
-
-_FINAL = (RankState.REFUSED, RankState.LOST, RankState.LEFT)
+__all__ = ["Identity", "RankLimits", "RankMachine", "RankState"]
 
 
 class RankMachine:
@@ -108,85 +57,92 @@ class RankMachine:
         *,
         lockstep: bool,
     ) -> None:
-        self.identity = identity
-        self.state = RankState.JOINING
-        self.epoch = NO_EPOCH
+        self.membership = RankMembership(identity, coordinator_count, limits, self._report)
         self.history = NO_EPOCH
-        self.cause = "no coordinator has answered yet"
-        self.suspended_reason = Reason.COORDINATOR_LOST
-        self.suspended_rank: Rank = -1
         self.stream = RankStream(limits.decisions_kept_max)
         self.rounds = RankRounds(lag)
         self.lockstep = lockstep
-        self.ignored: dict[str, int] = {}
         self._free_counts = free_counts
-        self._limits = limits
-        self._coordinators = coordinator_count
-        self._index = 0
-        self._attach = 0
-        self._heard_at = 0.0
-        self._beat_at = 0.0
-        self._waiting_since = 0.0
-        self._ever_active = False
+        self._retry_s = limits.heartbeat_interval_s
+        self._fetched = -1
+
+    @property
+    def identity(self) -> Identity:
+        return self.membership.identity
+
+    @property
+    def state(self) -> RankState:
+        return self.membership.state
 
     @property
     def active(self) -> bool:
-        return self.state is RankState.ACTIVE
+        """The group works."""
+        return self.membership.active
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch accepted."""
+        return self.membership.epoch
+
+    @property
+    def cause(self) -> str:
+        """Why the group does not work, empty when it does."""
+        return self.membership.cause
+
+    @property
+    def suspended_reason(self) -> Reason:
+        """Why the group was suspended last, and `suspended_rank` because of whom (-1: the coordinator)."""
+        return self.membership.suspended_reason
+
+    @property
+    def suspended_rank(self) -> Rank:
+        return self.membership.suspended_rank
 
     @property
     def coordinator_index(self) -> int:
         """Which coordinator of the list this rank is attached to."""
-        return self._index
+        return self.membership.attachment.index
+
+    @property
+    def ignored(self) -> dict[str, int]:
+        """Messages that changed nothing, by cause."""
+        return self.membership.ignored
 
     # --- life -----------------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> list[RankEffect]:
         """Attaches to the first coordinator of the list and says Hello."""
-        self._waiting_since = now
-        return self._attach_to(0, now)
+        return self.membership.start(now)
 
     def leave(self, now: float) -> list[RankEffect]:
         """Ends membership in good order."""
-        if self.state in _FINAL:
-            return []
-        self.state = RankState.LEFT
-        return [SendUp(Leave(self.epoch))]
+        return self.membership.leave()
+
+    def gone(self, now: float) -> list[RankEffect]:
+        """The transport says that nobody is there any more."""
+        return self.membership.gone(now)
 
     def tick(self, now: float) -> list[RankEffect]:
         """Lets every deadline up to `now` pass."""
-        if self.state in _FINAL:
-            return []
-        limit_s = self._limits.group_deadline_s if self._ever_active else self._limits.join_timeout_s
-        if self.state is not RankState.ACTIVE and self._waiting_since + limit_s <= now:
-            self.state = RankState.LOST
-            return [Lost(self.cause, now - self._waiting_since)]
-        if self._heard_at + self._limits.heartbeat_timeout_s <= now:
-            silent_s = now - self._heard_at
-            cause = f"coordinator {self._index} silent for {silent_s:.1f} s"
-            effects = self._suspend(Reason.COORDINATOR_LOST, -1, cause, now)
-            return effects + self._attach_to((self._index + 1) % self._coordinators, now)
-        if self._beat_at + self._limits.heartbeat_interval_s > now:
-            return []
-        self._beat_at = now
-        if self.state is RankState.JOINING:
-            return [SendUp(self._hello())]
+        effects = self.membership.tick(now)
+        if not self.active or not self.membership.attachment.beat_due(now):
+            return effects
+        self.membership.attachment.beaten(now)
         return [SendUp(Heartbeat(self.epoch, self.stream.sequence)), *self._overdue(now)]
 
     def deadline(self) -> float | None:
         """When `tick` has something to do, None for never."""
-        if self.state in _FINAL:
-            return None
-        times = [self._heard_at + self._limits.heartbeat_timeout_s, self._beat_at + self._limits.heartbeat_interval_s]
-        if self.state is not RankState.ACTIVE:
-            limit_s = self._limits.group_deadline_s if self._ever_active else self._limits.join_timeout_s
-            times.append(self._waiting_since + limit_s)
-        return min(times)
+        return self.membership.deadline()
 
     # --- what the owner says --------------------------------------------------------------------------------------
 
     def vote(self, vote: Vote, now: float) -> list[RankEffect]:
-        """A vote that is sent at once. The decision comes as an Apply, or is known already (`decided`)."""
-        if self.stream.vote(vote, now) is not None or not self.active:
+        """A vote that is sent at once. The decision comes as an Apply, or is known already (`decided`).
+
+        A second vote for one operation changes nothing. While the group is suspended a vote is kept: the next epoch
+        aborts what was in doubt before it, and hears what was said later.
+        """
+        if not self.stream.vote(vote, now) or not self.active:
             return []
         return [SendUp(StreamVote(self.epoch, vote))]
 
@@ -208,7 +164,10 @@ class RankMachine:
         return [SendUp(StreamAck(self.epoch, ack))] if self.active else []
 
     def frame(self, step: int, free: list[int], digest: int, now: float) -> list[RankEffect]:
-        """Sends the frame of this step. While the group is suspended it is kept and sent at the next activation."""
+        """Sends the frame of this step. While the group is suspended it is kept and sent at the next activation.
+
+        Raises UsageError when the step is not the next one, or more than `lag` ahead of the last verdict.
+        """
         frame = self.rounds.frame(self.epoch, step, free, digest, now)
         return [SendUp(frame)] if self.active else []
 
@@ -220,30 +179,30 @@ class RankMachine:
 
     def receive(self, message: FromCoordinator, now: float) -> list[RankEffect]:
         """One message from the coordinator this rank is attached to. Others' messages must not be passed in."""
-        if self.state in _FINAL:
+        membership = self.membership
+        if membership.ended:
             return []
-        self._heard_at = now
+        membership.attachment.heard(now)
         if isinstance(message, Numbered):
             return self._entry(message)
         if isinstance(message, Verdict):
-            return self._verdict(message)
+            if not self.active or message.epoch != self.epoch:
+                return self._ignore("stale_epoch")
+            return self._take_verdict(message)
         if isinstance(message, Alive):
             return self._alive(message)
         if isinstance(message, Waiting):
-            if self.state is RankState.JOINING and message.attach == self._attach and message.missing:
-                self.cause = "waiting for ranks " + ",".join(map(str, message.missing))
-            return []
+            return membership.waiting(message)
         if isinstance(message, Refused):
-            self.state = RankState.REFUSED
-            return [JoinFailed(message.reason, message.field, message.value, message.other_rank, message.other_value)]
+            return membership.refused(message)
         if isinstance(message, Prepare):
-            return self._prepare(message)
+            return membership.prepare(message, now)
         if isinstance(message, Activate):
-            return self._activate(message, now)
+            return self._activate(message, now) if membership.activate(message) else []
         if isinstance(message, Suspended):
-            return self._suspended(message, now)
+            return membership.suspended(message, now)
         if isinstance(message, Rejoin):
-            return self._rejoin(now)
+            return membership.rejoin(now)
         return self._other(message)
 
     def _entry(self, message: Numbered) -> list[RankEffect]:
@@ -251,14 +210,11 @@ class RankMachine:
             return self._ignore("stale_epoch")
         if self.stream.take(message.entry):
             return [Apply(message.entry)]
-        if message.entry.sequence > self.stream.sequence + 1:
-            return [SendUp(FetchEntries(self.epoch, self.stream.sequence))]
-        return []
-
-    def _verdict(self, verdict: Verdict) -> list[RankEffect]:
-        if not self.active or verdict.epoch != self.epoch:
-            return self._ignore("stale_epoch")
-        return self._take_verdict(verdict)
+        held = self.stream.sequence
+        if message.entry.sequence <= held or self._fetched == held:
+            return []
+        self._fetched = held
+        return [SendUp(FetchEntries(self.epoch, held))]
 
     def _take_verdict(self, verdict: Verdict) -> list[RankEffect]:
         if not self.rounds.take(verdict):
@@ -270,35 +226,14 @@ class RankMachine:
     def _alive(self, alive: Alive) -> list[RankEffect]:
         effects: list[RankEffect] = []
         if alive.probe:
-            effects.append(SendUp(Heartbeat(self.epoch, self.stream.sequence)))
+            epoch = self.epoch if self.active else NO_EPOCH
+            effects.append(SendUp(Heartbeat(epoch, self.stream.sequence, alive.probe)))
         if self.active and alive.epoch == self.epoch and alive.sequence > self.stream.sequence:
             effects.append(SendUp(FetchEntries(self.epoch, self.stream.sequence)))
         return effects
 
-    def _prepare(self, prepare: Prepare) -> list[RankEffect]:
-        if prepare.attach != self._attach or prepare.epoch < self.epoch:
-            return self._ignore("stale_prepare")
-        if prepare.epoch == self.epoch and self.state is RankState.ACTIVE:
-            return self._ignore("stale_prepare")
-        self.epoch = prepare.epoch
-        self.state = RankState.ACCEPTED
-        report = Report(
-            self.history,
-            self.stream.sequence,
-            self.stream.kept(),
-            self.stream.in_doubt(),
-            self.rounds.kept(),
-            self.rounds.last_frame,
-            self._free_counts(),
-        )
-        return [SendUp(Accept(self.epoch, report))]
-
     def _activate(self, activate: Activate, now: float) -> list[RankEffect]:
-        if activate.epoch != self.epoch or self.state is not RankState.ACCEPTED:
-            return self._ignore("stale_activate")
-        self.state = RankState.ACTIVE
-        self._ever_active = True
-        self.cause = ""
+        self._fetched = -1
         fresh = activate.history != self.history
         if fresh:
             self.history = activate.history
@@ -315,11 +250,11 @@ class RankMachine:
         return effects
 
     def _say_again(self, last_round: int, now: float) -> list[RankEffect]:
-        """What the new coordinator has not heard: votes in doubt were aborted, so acks and frames remain."""
-        effects: list[RankEffect] = []
+        """What the new coordinator has not heard: frames, acks, and votes that were put after the Accept."""
+        votes = [SendUp(StreamVote(self.epoch, vote)) for vote in self.stream.undecided()]
         frames = self.rounds.resend(self.epoch, last_round, now)
-        effects += [SendUp(frame) for frame in frames]
         told = {ack.operation for frame in frames for ack in frame.acks}
+        effects: list[RankEffect] = [*votes, *(SendUp(frame) for frame in frames)]
         for ack in self.stream.unfinished():
             if ack.operation in told:
                 continue
@@ -328,22 +263,6 @@ class RankMachine:
             else:
                 effects.append(SendUp(StreamAck(self.epoch, ack)))
         return effects
-
-    def _suspended(self, message: Suspended, now: float) -> list[RankEffect]:
-        if message.epoch != self.epoch or self.state not in (RankState.ACTIVE, RankState.ACCEPTED):
-            return self._ignore("stale_epoch")
-        effects = self._suspend(Reason.RANK_LOST, message.rank, message.cause, now)
-        self._beat_at = now
-        return effects
-
-    def _rejoin(self, now: float) -> list[RankEffect]:
-        """The coordinator has been restarted, or had given this rank up: join again where we are."""
-        if self.state is RankState.JOINING:
-            return []
-        effects = self._suspend(Reason.COORDINATOR_LOST, -1, "the coordinator does not know this rank any more", now)
-        self._attach += 1
-        self._beat_at = now
-        return [*effects, SendUp(self._hello())]
 
     def _other(self, message: FromCoordinator) -> list[RankEffect]:
         if isinstance(message, LogRequest) and message.epoch == self.epoch:
@@ -354,40 +273,22 @@ class RankMachine:
 
     # --- small things ---------------------------------------------------------------------------------------------
 
-    def _suspend(self, reason: Reason, rank: Rank, cause: str, now: float) -> list[RankEffect]:
-        was_active = self.state is RankState.ACTIVE
-        self.state = RankState.JOINING
-        self.cause = cause
-        self.suspended_reason, self.suspended_rank = reason, rank
-        if not was_active:
-            return []
-        self._waiting_since = now
-        return [GroupSuspended(rank, cause)]
-
-    def _attach_to(self, index: int, now: float) -> list[RankEffect]:
-        self._index = index
-        self._attach += 1
-        self._heard_at = self._beat_at = now
-        return [Attach(index), SendUp(self._hello())]
-
-    def _hello(self) -> Hello:
-        who = self.identity
-        return Hello(
-            PROTOCOL_VERSION,
-            who.group,
-            who.rank,
-            who.world_size,
-            who.incarnation,
-            self._attach,
-            self.epoch,
-            who.fingerprint,
+    def _report(self) -> Report:
+        return Report(
+            self.history,
+            self.stream.sequence,
+            self.stream.kept(),
+            self.stream.in_doubt(),
+            self.rounds.kept(),
+            self.rounds.verdict_next,
+            self.stream.retracted(),
+            self._free_counts(),
+            self.lockstep,
         )
 
     def _overdue(self, now: float) -> list[RankEffect]:
         """Whatever has been without an answer for a heartbeat: said again, in case it was lost."""
-        if not self.active:
-            return []
-        retry_s = self._limits.heartbeat_interval_s
+        retry_s = self._retry_s
         effects: list[RankEffect] = [
             SendUp(StreamVote(self.epoch, vote)) for vote in self.stream.overdue_votes(now, retry_s)
         ]
@@ -400,5 +301,5 @@ class RankMachine:
         return effects
 
     def _ignore(self, cause: str) -> list[RankEffect]:
-        self.ignored[cause] = self.ignored.get(cause, 0) + 1
+        self.membership.ignored[cause] = self.membership.ignored.get(cause, 0) + 1
         return []

@@ -7,6 +7,7 @@ from collections import OrderedDict
 
 import msgspec
 
+from kvcoord.domain import OperationId
 from kvcoord.errors import UsageError
 from kvcoord.protocol.messages import Ack, Frame, Verdict, Vote
 
@@ -21,29 +22,35 @@ class RankRounds:
         self.last_verdict = -1
         self.ignored: dict[str, int] = {}
         self._votes: list[Vote] = []
-        self._acks: list[Ack] = []
+        self._acks: OrderedDict[OperationId, Ack] = OrderedDict()
+        self._undecided: OrderedDict[OperationId, Vote] = OrderedDict()
         self._frames: OrderedDict[int, tuple[Frame, float]] = OrderedDict()
         self._verdicts: OrderedDict[int, Verdict] = OrderedDict()
 
     def defer(self, vote: Vote) -> None:
         """A vote for the next frame."""
         self._votes.append(vote)
+        self._undecided[vote.operation] = vote
 
     def ack(self, ack: Ack) -> None:
         """An ack for the next frame."""
-        self._acks.append(ack)
+        self._acks[ack.operation] = ack
 
     def frame(self, epoch: int, round_number: int, free: list[int], digest: int, now: float) -> Frame:
         """Builds the frame of this step from what was said since the last one.
 
-        Raises UsageError when steps do not follow each other: lockstep engines number their steps densely.
+        Raises UsageError when steps do not follow each other (lockstep engines number them densely), and when this rank
+        would be more than `lag` rounds ahead of the last verdict.
         """
         if self.last_frame >= 0 and round_number != self.last_frame + 1:
             raise UsageError("step", round_number, f"steps follow each other: the next one is {self.last_frame + 1}")
+        if len(self._frames) >= max(self.lag, 1):
+            raise UsageError("step", round_number, f"lag={self.lag}: verdict {self.verdict_next} has to come first")
         if self.first_round < 0:
             self.first_round = round_number
-        frame = Frame(epoch, round_number, self._votes, self._acks, free, digest)
-        self._votes, self._acks = [], []
+        frame = Frame(epoch, round_number, self._votes, list(self._acks.values()), free, digest)
+        self._votes = []
+        self._acks.clear()
         self._frames[round_number] = (frame, now)
         self.last_frame = round_number
         return frame
@@ -53,14 +60,22 @@ class RankRounds:
         due = step - self.lag
         return due if 0 <= self.first_round <= due else None
 
+    @property
+    def verdict_next(self) -> int:
+        """The round whose verdict is needed next, -1 when no frame was sent in this history."""
+        return self.last_verdict + 1 if self.last_verdict >= 0 else self.first_round
+
     def take(self, verdict: Verdict) -> bool:
-        """Keeps a verdict that has come. False: it is a repetition or not the next one."""
-        if verdict.round <= self.last_verdict or (self.last_verdict >= 0 and verdict.round != self.last_verdict + 1):
-            self._count("verdict_repeated" if verdict.round <= self.last_verdict else "verdict_after_gap")
+        """Keeps the next verdict. False: it is a repetition, not the next one, or nobody here has asked for it yet."""
+        expected = self.verdict_next
+        if expected < 0 or verdict.round != expected:
+            self._count("verdict_repeated" if verdict.round < expected else "verdict_after_gap")
             return False
         self.last_verdict = verdict.round
         self._verdicts[verdict.round] = verdict
         self._frames.pop(verdict.round, None)
+        for decision in verdict.decisions:
+            self._undecided.pop(decision.operation, None)
         return True
 
     def verdict(self, round_number: int) -> Verdict | None:
@@ -79,12 +94,18 @@ class RankRounds:
         return list(self._verdicts.values())
 
     def resend(self, epoch: int, last_round: int, now: float) -> list[Frame]:
-        """After a change of coordinator: every frame later than the last decided round, in the new epoch."""
+        """After a change of coordinator: every frame later than the last decided round, in the new epoch.
+
+        Votes of earlier frames that no verdict has decided (their round was closed without this rank) go into the next.
+        """
         for number in [number for number in self._frames if number <= last_round]:
             del self._frames[number]
         for number, (frame, _) in self._frames.items():
             self._frames[number] = (msgspec.structs.replace(frame, epoch=epoch), now)
-        return [frame for frame, _ in self._frames.values()]
+        frames = [frame for frame, _ in self._frames.values()]
+        waiting = {vote.operation for votes in (self._votes, *(frame.votes for frame in frames)) for vote in votes}
+        self._votes += [vote for operation, vote in self._undecided.items() if operation not in waiting]
+        return frames
 
     def overdue(self, now: float, retry_s: float) -> Frame | None:
         """The oldest frame without a verdict, when it was sent `retry_s` ago: its verdict may be lost."""
@@ -98,8 +119,9 @@ class RankRounds:
     def begin(self) -> None:
         """A new history: rounds start with the next frame."""
         self.first_round = self.last_frame = self.last_verdict = -1
-        self._votes, self._acks = [], []
-        self._frames.clear()
+        self._votes = []
+        for held in (self._acks, self._undecided, self._frames):
+            held.clear()
         self._verdicts.clear()
 
     def _count(self, cause: str) -> None:

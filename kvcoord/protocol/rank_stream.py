@@ -24,16 +24,20 @@ class RankStream:
         self._decided: OrderedDict[OperationId, Decision] = OrderedDict()
         self._votes: OrderedDict[OperationId, tuple[Vote, float]] = OrderedDict()
         self._acks: OrderedDict[OperationId, tuple[Ack, float]] = OrderedDict()
+        self._retracted: OrderedDict[OperationId, Completion] = OrderedDict()
         self._completed: OrderedDict[OperationId, None] = OrderedDict()
 
     # --- votes ----------------------------------------------------------------------------------------------------
 
-    def vote(self, vote: Vote, now: float) -> Decision | None:
-        """Remembers a vote until its decision comes. Returns the decision when it is known already."""
-        known = self._decided.get(vote.operation)
-        if known is None:
-            self._votes[vote.operation] = (vote, now)
-        return known
+    def vote(self, vote: Vote, now: float) -> bool:
+        """Remembers a vote until its decision comes. False: there is one already, or the decision is known."""
+        operation = vote.operation
+        if operation in self._decided or operation in self._votes:
+            same = self._votes.get(operation, (vote, now))[0] == vote
+            self._count("vote_repeated" if same else "vote_conflicting")
+            return False
+        self._votes[operation] = (vote, now)
+        return True
 
     def decided(self, operation: OperationId) -> Decision | None:
         """The decision of an operation that ended lately."""
@@ -42,6 +46,10 @@ class RankStream:
     def in_doubt(self) -> list[OperationId]:
         """Operations voted on whose outcome is not known."""
         return list(self._votes)
+
+    def undecided(self) -> list[Vote]:
+        """The votes for those operations."""
+        return [vote for vote, _ in self._votes.values()]
 
     def overdue_votes(self, now: float, retry_s: float) -> list[Vote]:
         """Votes without an answer for `retry_s`: they are to be sent again."""
@@ -76,11 +84,18 @@ class RankStream:
         return True
 
     def completed(self, completion: Completion) -> None:
-        """The operation has ended, by the stream or by a verdict: its ack need not be sent again."""
+        """The group's word on an operation, by the stream or a verdict. Once drained, its ack is not sent again."""
+        operation = completion.operation
         if not completion.drained:
+            self._retracted[operation] = completion
             return
-        self._acks.pop(completion.operation, None)
-        _remember(self._completed, completion.operation, None, self._kept_max)
+        self._acks.pop(operation, None)
+        self._retracted.pop(operation, None)
+        _remember(self._completed, operation, None, self._kept_max)
+
+    def retracted(self) -> list[Completion]:
+        """Retractions that are not drained yet."""
+        return list(self._retracted.values())
 
     def unfinished(self) -> list[Ack]:
         """Acks whose completion has not come."""
@@ -94,7 +109,7 @@ class RankStream:
     def begin(self) -> None:
         """A new history: nothing that was is known any more."""
         self.sequence = 0
-        for held in (self._kept, self._decided, self._votes, self._acks, self._completed):
+        for held in (self._kept, self._decided, self._votes, self._acks, self._retracted, self._completed):
             held.clear()
 
     def _count(self, cause: str) -> None:

@@ -13,7 +13,7 @@ from collections import deque
 import msgspec
 
 from kvcoord.domain import COPYING_KINDS, Agreement, OperationId, OperationKind, Outcome, Rank, Reason
-from kvcoord.protocol.ballot import Ballot, Tally, ranks_in
+from kvcoord.protocol.ballot import Ballot, Tally, participants_of, ranks_in
 from kvcoord.protocol.messages import Completion, Decision, Frame, Verdict
 from kvcoord.protocol.transfers import TransferTable
 
@@ -25,6 +25,16 @@ class _Round:
         self.frames: dict[Rank, Frame] = {}
         self.present = 0
         self.deadline = deadline
+
+
+class _Late:
+    """A round that was closed without some ranks: digests so far, and operations that it or a late frame decided."""
+
+    __slots__ = ("decided", "digests")
+
+    def __init__(self, digests: dict[Rank, int], decided: set[OperationId]) -> None:
+        self.digests = digests
+        self.decided = decided
 
 
 class RoundTable:
@@ -49,7 +59,8 @@ class RoundTable:
         self._copying_max = operations_open_max
         self._open: dict[int, _Round] = {}
         self._kept: deque[Verdict] = deque(maxlen=rounds_kept_max)
-        self._late_digests: dict[int, dict[Rank, int]] = {}
+        self._late_rounds: dict[int, _Late] = {}
+        self._late_decisions: list[Decision] = []
         self._began_at: int | None = None
         self.next_round: int | None = None
         self.pending: list[Completion] = []
@@ -59,7 +70,8 @@ class RoundTable:
     def resume(self, epoch: int, last_round: int, verdicts: list[Verdict]) -> None:
         """Goes on after `last_round`; -1 takes the lowest frame's round as the first. Kept verdicts are renewed."""
         self._open.clear()
-        self._late_digests.clear()
+        self._late_rounds.clear()
+        self._late_decisions.clear()
         self.pending.clear()
         self.parting = {}
         renewed = (msgspec.structs.replace(verdict, epoch=epoch) for verdict in verdicts)
@@ -108,10 +120,10 @@ class RoundTable:
 
     def late_digests(self, round_number: int) -> dict[Rank, int] | None:
         """All digests of a round that was closed without some ranks, once they are complete."""
-        held = self._late_digests.get(round_number)
-        if held is None or len(held) != self._everyone.bit_count():
+        late = self._late_rounds.get(round_number)
+        if late is None or len(late.digests) != self._everyone.bit_count():
             return None
-        return self._late_digests.pop(round_number)
+        return self._late_rounds.pop(round_number).digests
 
     def missing(self) -> list[Rank]:
         """Ranks whose frame the next round lacks, when some frame of it is there."""
@@ -146,9 +158,9 @@ class RoundTable:
         digests = {rank: frame.digest for rank, frame in frames}
         if absent:
             self._part(number, frames, absent)
-            self._late_digests[number] = dict(digests)
-            if len(self._late_digests) > self._kept_max:
-                del self._late_digests[min(self._late_digests)]
+            self._late_rounds[number] = _Late(dict(digests), {decision.operation for decision in decisions})
+            if len(self._late_rounds) > self._kept_max:
+                del self._late_rounds[min(self._late_rounds)]
         return verdict, digests
 
     def _part(self, number: int, frames: list[tuple[Rank, Frame]], absent: list[Rank]) -> None:
@@ -165,12 +177,20 @@ class RoundTable:
             for vote in frame.votes:
                 ballot = ballots.get(vote.operation)
                 if ballot is None:
+                    if not participants_of(vote.participants, self._everyone) >> rank & 1:
+                        self._count(f"vote_{Tally.NOT_PARTICIPANT.value}")
+                        continue
                     ballot = ballots[vote.operation] = Ballot(vote, self._everyone)
                     kinds[vote.operation] = vote.kind
                 tally = ballot.record(rank, vote)
                 if tally is not Tally.RECORDED:
                     self._count(f"vote_{tally.value}")
-        return [self._settle(operation, ballot, kinds[operation], absent, now) for operation, ballot in ballots.items()]
+        decisions, self._late_decisions = self._late_decisions, []
+        for decision in decisions:
+            ballots.pop(decision.operation, None)
+        for operation, ballot in ballots.items():
+            decisions.append(self._settle(operation, ballot, kinds[operation], absent, now))
+        return decisions
 
     def _settle(
         self, operation: OperationId, ballot: Ballot, kind: OperationKind, absent: list[Rank], now: float
@@ -191,18 +211,24 @@ class RoundTable:
         return Decision(operation, Outcome.COMMIT, 0, value)
 
     def _late(self, rank: Rank, frame: Frame, now: float) -> None:
+        """A frame of a closed round. Votes that only this rank has put are answered by the next verdict."""
         if self._began_at is not None and frame.round < self._began_at and not self.parting:
-            self.parting = {other: self._began_at for other in ranks_in(self._everyone)}
+            self.parting = dict.fromkeys(ranks_in(self._everyone), self._began_at)
             self.parting[rank] = frame.round
         for ack in frame.acks:
             completion = self._transfers.record(rank, ack, now)
             if completion is not None:
                 self.pending.append(completion)
-        held = self._late_digests.get(frame.round)
-        if held is None or rank in held:
+        late = self._late_rounds.get(frame.round)
+        if late is None or rank in late.digests:
             self._count("frame_of_closed_round")
             return
-        held[rank] = frame.digest
+        late.digests[rank] = frame.digest
+        for vote in frame.votes:
+            if vote.operation not in late.decided:
+                late.decided.add(vote.operation)
+                aborted = Decision(vote.operation, Outcome.ABORT, 0, None, Reason.VOTE_TIMEOUT, rank)
+                self._late_decisions.append(aborted)
 
     def _count(self, cause: str) -> None:
         self.ignored[cause] = self.ignored.get(cause, 0) + 1

@@ -54,6 +54,7 @@ class Monitor:
         """Watch no more. Must happen before the watched socket is closed."""
         self._closed = True
         self._loop.remove_reader(self._descriptor)
+        # An event that is sent after its receiver was closed would keep the I/O thread waiting for ever.
         self._watched_socket.disable_monitor()
         self._socket.close()
 

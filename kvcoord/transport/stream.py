@@ -83,6 +83,8 @@ class Stream(asyncio.Protocol):
         self._silence()
         if self._transport is not None:
             self._transport.close()
+        elif not self.closed.done():
+            self.closed.set_result(None)
 
     def abort(self) -> None:
         """Drop what is queued and close."""

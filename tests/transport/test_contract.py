@@ -189,6 +189,8 @@ async def test_a_listener_that_closes_delivers_what_it_has_queued(kind: Kind) ->
             assert served.listener.send(peer, payload) is SendResult.SENT
         await served.listener.close(linger_s=10)
         assert served.listener.send(peer, b"too late") is SendResult.UNREACHABLE
+        await connected.losses.get()
+        assert connected.messages.qsize() == len(payloads)
         assert await connected.payloads(len(payloads)) == payloads
 
 

@@ -13,7 +13,7 @@ import pytest
 from kvcoord.errors import ConfigError, DeadlineExceeded, FrameOversized, PeerUnavailable
 from kvcoord.transport.blocking import BlockingUnixConnection
 from kvcoord.transport.link import LinkLimits, SendResult
-from kvcoord.transport.unix import UnixTransport
+from kvcoord.transport.unix import UnixConnection, UnixTransport
 from tests.transport.endpoints import LIMITS, Kind, Served
 
 STRICT = LinkLimits(message_bytes_max=1000)
@@ -43,6 +43,22 @@ async def raw(kind: Kind) -> AsyncIterator[socket.socket]:
         foreign.setblocking(False)
         await asyncio.get_running_loop().sock_connect(foreign, kind.address.removeprefix("ipc://"))
         yield foreign
+
+
+async def speak_at_once(server: socket.socket) -> None:
+    """Accept one connection, write a message to it before it can have asked for one, and close."""
+    peer, _ = await asyncio.get_running_loop().sock_accept(server)
+    peer.send(struct.pack("<I", 2) + b"hi")
+    peer.close()
+
+
+async def test_a_connection_that_never_started_closes_at_once(kind: Kind) -> None:
+    async with kind.serve() as served:
+        address = served.listener.address
+    connection = UnixConnection(address, on_batch=print, on_connected=print, on_lost=print, limits=LIMITS)
+    with pytest.raises(PeerUnavailable):
+        await connection.start()
+    await connection.close()
 
 
 async def test_both_local_schemes_reach_the_same_listener(kind: Kind) -> None:
@@ -107,7 +123,7 @@ async def test_what_arrives_before_the_opener_returns_is_kept_until_after_connec
         server.bind(kind.address.removeprefix("ipc://"))
         server.listen()
         server.setblocking(False)
-        accepted = asyncio.ensure_future(asyncio.get_running_loop().sock_accept(server))
+        speaking = asyncio.ensure_future(speak_at_once(server))
         order: list[str] = []
         lost = asyncio.Event()
 
@@ -124,9 +140,7 @@ async def test_what_arrives_before_the_opener_returns_is_kept_until_after_connec
             limits=LIMITS,
         )
         assert order == []
-        peer, _ = await accepted
-        peer.send(struct.pack("<I", 2) + b"hi")
-        peer.close()
+        await speaking
         await lost.wait()
         assert order == ["connected", "batch", "lost"]
         await connection.close()

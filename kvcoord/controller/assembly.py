@@ -1,0 +1,92 @@
+"""Puts one rank's machine together from its configuration."""
+
+from collections.abc import Callable
+
+from kvcoord.config.group import AgreementMode, EvictionPolicy, GroupConfig, group_fingerprint
+from kvcoord.config.process import WorkerConfig
+from kvcoord.controller.cache import Cache
+from kvcoord.controller.consensus import AgreedConsensus, Consensus, LocalConsensus
+from kvcoord.controller.state import CacheState
+from kvcoord.controller.tiers import TierPools
+from kvcoord.controller.worker import WorkerMachine
+from kvcoord.index.eviction import EvictionOrder, LfuOrder, LruOrder, PriorityOrder
+from kvcoord.index.keys import self_test_digest
+from kvcoord.index.tree import RadixTree
+from kvcoord.protocol.digest import Digest
+from kvcoord.protocol.ledger import Ledger
+from kvcoord.protocol.rank import Identity, RankLimits, RankMachine
+
+_ORDERS: dict[EvictionPolicy, Callable[[], EvictionOrder]] = {
+    EvictionPolicy.LRU: LruOrder,
+    EvictionPolicy.LFU: LfuOrder,
+    EvictionPolicy.PRIORITY: PriorityOrder,
+}
+
+MakeConsensus = Callable[[TierPools], Consensus]
+
+
+def fingerprint(group: GroupConfig) -> dict[str, str | int]:
+    """What all ranks must have in common to join: settings, and that equal tokens give equal page keys."""
+    return {**group_fingerprint(group), "page_key_self_test": self_test_digest()}
+
+
+def make_worker(config: WorkerConfig, incarnation: int) -> WorkerMachine:
+    """The machine of a rank that agrees through a coordinator, or (agreement none) only reports to it."""
+    group = config.group
+    holder: list[WorkerMachine] = []
+    identity = Identity(
+        group=group.name,
+        rank=config.rank,
+        world_size=group.world_size,
+        incarnation=incarnation,
+        fingerprint=fingerprint(group),
+    )
+    timeouts = config.timeouts
+    limits = RankLimits(
+        heartbeat_interval_s=timeouts.heartbeat_interval_s,
+        heartbeat_timeout_s=timeouts.heartbeat_timeout_s,
+        join_timeout_s=timeouts.join_timeout_s,
+        group_deadline_s=timeouts.group_deadline_s,
+        decisions_kept_max=config.limits.decisions_kept_max,
+    )
+    rank = RankMachine(
+        identity,
+        len(config.coordinators),
+        group.lag,
+        limits,
+        lambda: holder[0].cache.state.pools.free_counts(),
+        lockstep=group.lockstep,
+    )
+
+    def consensus(pools: TierPools) -> Consensus:
+        if group.agreement is AgreementMode.NONE:
+            return LocalConsensus(pools)
+        return AgreedConsensus(Ledger(2 * len(group.pools)), rank, len(group.pools))
+
+    machine = make_machine(config, rank, consensus)
+    holder.append(machine)
+    return machine
+
+
+def make_machine(config: WorkerConfig, rank: RankMachine | None, make_consensus: MakeConsensus) -> WorkerMachine:
+    """A machine with any way to agree."""
+    group = config.group
+    names = [pool.name for pool in group.pools]
+
+    def make_cache() -> tuple[Cache, Consensus]:
+        pools = TierPools(names, config.device_pages, config.host_pages)
+        consensus = make_consensus(pools)
+        state = CacheState(
+            rank=config.rank,
+            tree=RadixTree(_ORDERS[group.eviction](), names, names),
+            pools=pools,
+            consensus=consensus,
+            digest=Digest(config.limits.decisions_kept_max),
+            policy=group.write_policy,
+            write_hits_min=group.write_hits_min,
+            lockstep=group.lockstep,
+            immediate_allowed=group.pp == 1,
+        )
+        return Cache(state), consensus
+
+    return WorkerMachine(make_cache, rank, group.name, group.divergence, config.limits.pages_per_operation_max)

@@ -1,0 +1,112 @@
+"""A worker's connection to the coordinator it is attached to: one at a time, changed on the machine's order.
+
+What a former connection still delivers is dropped: from the moment a rank says Hello to one coordinator it takes
+nothing from another.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from kvcoord.config.process import WorkerConfig
+from kvcoord.errors import KvcoordError
+from kvcoord.transport.link import Connection, LinkLimits, SendResult, Transport
+
+log = logging.getLogger(__name__)
+
+
+class Uplink:
+    """Opens connections in the background; messages sent before one is open wait for it, up to `queue_messages_max`.
+
+    `transport` None: a worker without a coordinator.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        transport: Transport | None,
+        limits: LinkLimits,
+        on_batch: Callable[[list[bytes]], None],
+    ) -> None:
+        self._config = config
+        self._transport = transport
+        self._limits = limits
+        self._on_batch = on_batch
+        self._attachment = 0
+        self._connection: Connection | None = None
+        self._connected = False
+        self._waiting: list[bytes] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.address = ""
+        self.sends_refused = 0
+
+    def attach(self, index: int, incarnation: int) -> None:
+        """Leaves the present connection and connects to this coordinator of the list."""
+        self._attachment += 1
+        self.address = self._config.coordinators[index]
+        self._waiting.clear()
+        former, self._connection, self._connected = self._connection, None, False
+        task = asyncio.get_running_loop().create_task(self._open(self.address, self._attachment, incarnation, former))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def send(self, payload: bytes) -> None:
+        """Queues one message. What cannot be queued is counted; the machine says again what stays unanswered."""
+        if self._connection is None or not self._connected:
+            if len(self._waiting) < self._limits.queue_messages_max:
+                self._waiting.append(payload)
+            else:
+                self.sends_refused += 1
+        elif self._connection.send(payload) is not SendResult.SENT:
+            self.sends_refused += 1
+
+    async def close(self) -> None:
+        """Delivers what is queued for at most the linger time."""
+        self._attachment += 1
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._limits.linger_s)
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def _open(self, address: str, attachment: int, incarnation: int, former: Connection | None) -> None:
+        if former is not None:
+            await former.close(0)
+        if self._transport is None or attachment != self._attachment:
+            return
+        identity = f"{self._config.group.name}/{self._config.rank}/{incarnation:x}/{attachment}"
+        try:
+            connection = await self._transport.open_connection(
+                address,
+                identity.encode(),
+                on_batch=partial(self._take, attachment),
+                on_connected=partial(self._ready, attachment),
+                on_lost=partial(self._lost, attachment),
+                limits=self._limits,
+            )
+        except KvcoordError as error:
+            log.error("coordinator %s: %s", address, error)
+            return
+        if attachment != self._attachment:
+            await connection.close(0)
+            return
+        self._connection = connection
+        if connection.connected:
+            self._ready(attachment)
+
+    def _ready(self, attachment: int) -> None:
+        if attachment != self._attachment or self._connection is None:
+            return
+        self._connected = True
+        waiting, self._waiting = self._waiting, []
+        for payload in waiting:
+            self.send(payload)
+
+    def _lost(self, attachment: int, cause: str) -> None:
+        if attachment == self._attachment:
+            self._connected = False
+            log.warning("connection to coordinator %s lost: %s", self.address, cause)
+
+    def _take(self, attachment: int, batch: list[bytes]) -> None:
+        if attachment == self._attachment:
+            self._on_batch(batch)

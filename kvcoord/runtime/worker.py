@@ -1,0 +1,338 @@
+"""The worker process of one rank: performs what its machine decides, with real sockets, memory and copies.
+
+It serves its engine on a local socket, is a member of its group through the coordinator's socket, owns the host memory
+and maps the engine's device memory. An engine's life is one membership: when the engine goes, the worker leaves the
+group and joins again, so that the next engine begins together with the others.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from kvcoord.config.process import WorkerConfig
+from kvcoord.controller.assembly import make_worker
+from kvcoord.controller.effects import Reply, StartCopy
+from kvcoord.controller.worker import WorkerEffect, WorkerMachine, failed
+from kvcoord.dma.transfer import Transfer
+from kvcoord.domain import OperationId, Reason
+from kvcoord.errors import FrameError, KvcoordError, UsageError
+from kvcoord.observability.recorder import FlightRecorder
+from kvcoord.observability.snapshot import WorkerSnapshot
+from kvcoord.protocol.codec import Decoder, coordinator_decoder, encode
+from kvcoord.protocol.effects import Attach, Note, SendUp
+from kvcoord.protocol.local import (
+    LOCAL_VERSION,
+    Acquired,
+    Answer,
+    Answers,
+    Call,
+    Done,
+    FromEngine,
+    Landed,
+    Loaded,
+    Open,
+    Opened,
+    Register,
+    Status,
+    StatusBody,
+)
+from kvcoord.protocol.messages import FromRank
+from kvcoord.runtime.alarm import Alarm
+from kvcoord.runtime.copies import Copies
+from kvcoord.runtime.uplink import Uplink
+from kvcoord.runtime.worker_status import worker_snapshot
+from kvcoord.transport.link import LinkLimits, Listener, SendResult, Transport
+
+log = logging.getLogger(__name__)
+
+MakeMachine = Callable[[WorkerConfig, int], WorkerMachine]
+
+
+def link_limits(config: WorkerConfig) -> LinkLimits:
+    """The bounds of this worker's sockets."""
+    limits, timeouts = config.limits, config.timeouts
+    return LinkLimits(
+        queue_messages_max=limits.queue_messages_max,
+        queue_bytes_max=max(8 << 20, 2 * limits.message_bytes_max),
+        message_bytes_max=limits.message_bytes_max,
+        connect_timeout_s=timeouts.connect_timeout_s,
+        linger_s=timeouts.linger_s,
+    )
+
+
+class Worker:
+    """One rank's worker. `local` serves the engine, `remote` reaches the coordinators.
+
+    `ended` is done with an exit code when the worker cannot go on: 3 when its join is refused.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        local: Transport,
+        remote: Transport | None,
+        recorder: FlightRecorder,
+        make_machine: MakeMachine = make_worker,
+    ) -> None:
+        self.config = config
+        self.recorder = recorder
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.started_at = time.monotonic()
+        self.incarnation = 0
+        self.ignored: dict[str, int] = {}
+        self.calls = 0
+        self._loop = asyncio.get_running_loop()
+        self._local = local
+        self._make_machine = make_machine
+        self._limits = link_limits(config)
+        self._listener: Listener | None = None
+        self._alarm = Alarm(self._loop, self._rang)
+        self._engine_decoder: Decoder[FromEngine] = Decoder(FromEngine, config.limits.message_bytes_max)
+        self._decoder = coordinator_decoder(config.limits.message_bytes_max)
+        self._sessions: dict[int, bytes] = {}
+        self._numbers: dict[bytes, int] = {}
+        self._next_session = 1
+        self._engine_session = 0
+        self._answers: dict[int, list[tuple[int, Answer]]] = {}
+        self._transfers: dict[OperationId, Transfer] = {}
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._leaving = False
+        self.copies = Copies(config, self._loop, self._copy_ended)
+        self.uplink = Uplink(config, remote, self._limits, self._heard)
+        self.machine = self._new_machine()
+
+    async def open(self) -> None:
+        """Serves the engine and joins the group. Raises ConfigError when an address cannot be used."""
+        self._listener = await self._local.open_listener(
+            self.config.listen, on_batch=self._asked, on_lost=self._lost, limits=self._limits
+        )
+        self._perform(self.machine.start(self._loop.time()))
+        self._flush()
+
+    async def close(self) -> None:
+        """Leaves the group in good order, lets copies end, and closes every socket and map."""
+        self._leaving = True
+        self._perform(self.machine.leave(self._loop.time()))
+        self._flush()
+        self._alarm.close()
+        for task in list(self._watchers):
+            task.cancel()
+        await self.copies.close()
+        await self.uplink.close()
+        if self._listener is not None:
+            await self._listener.close()
+
+    @property
+    def address(self) -> str:
+        return self._listener.address if self._listener is not None else self.config.listen
+
+    def snapshot(self) -> WorkerSnapshot:
+        """What this worker shows of itself."""
+        return worker_snapshot(
+            self.config,
+            self.machine,
+            self.copies.statistics(),
+            self.recorder,
+            coordinator=self.uplink.address,
+            incarnation=self.incarnation,
+            uptime_s=time.monotonic() - self.started_at,
+            received={"calls": self.calls},
+            ignored=self.ignored,
+        )
+
+    # --- the engine -----------------------------------------------------------------------------------------------
+
+    def _asked(self, batch: list[tuple[bytes, bytes]]) -> None:
+        now = self._loop.time()
+        for peer, payload in batch:
+            session = self._session(peer)
+            try:
+                message = self._engine_decoder.decode(payload)
+            except FrameError as error:
+                self._ignore(type(error).__name__)
+                self._reject(session, error)
+                continue
+            for number, call in message.calls:
+                self.calls += 1
+                self._call(session, number, call, now)
+        self._flush()
+
+    def _call(self, session: int, number: int, call: Call, now: float) -> None:
+        try:
+            answer = self._answer_here(session, call)
+        except KvcoordError as error:
+            answer = failed(error)
+        if answer is not None:
+            self._answers.setdefault(session, []).append((number, answer))
+            return
+        self._perform(self.machine.call(session, number, call, now))
+
+    def _answer_here(self, session: int, call: Call) -> Answer | None:
+        """Calls about this process rather than about the cache."""
+        if isinstance(call, Open):
+            if call.version != LOCAL_VERSION:
+                raise UsageError("version", call.version, f"this worker speaks {LOCAL_VERSION}: use the same release")
+            return self._opened()
+        if isinstance(call, Register):
+            if self._engine_session not in (0, session):
+                raise UsageError("session", session, "another engine is connected to this worker: close it first")
+            self.copies.register(call.memory)
+            self._engine_session = session
+            return Done()
+        if isinstance(call, Status):
+            return StatusBody(msgspec.json.encode(self.snapshot()))
+        return None
+
+    def _opened(self) -> Opened:
+        group = self.config.group
+        return Opened(
+            group.name,
+            self.config.rank,
+            group.world_size,
+            group.lag,
+            [pool.name for pool in group.pools],
+            [pool.page_bytes for pool in group.pools],
+            [pool.layers for pool in group.pools],
+            [pool.dtype for pool in group.pools],
+            self.config.device_pages,
+            self.config.host_pages,
+            group.page_tokens,
+            group.lockstep,
+        )
+
+    def _session(self, peer: bytes) -> int:
+        session = self._numbers.get(peer)
+        if session is None:
+            session = self._numbers[peer] = self._next_session
+            self._sessions[session] = peer
+            self._next_session += 1
+        return session
+
+    def _reject(self, session: int, error: FrameError) -> None:
+        """Bytes that are no calls: the engine is told, as far as there is a call to answer (number 0: none)."""
+        self._answers.setdefault(session, []).append((0, failed(error)))
+
+    def _lost(self, peer: bytes, cause: str) -> None:
+        session = self._numbers.pop(peer, None)
+        if session is None:
+            return
+        del self._sessions[session]
+        self._answers.pop(session, None)
+        self.machine.closed(session)
+        if session == self._engine_session:
+            self._engine_session = 0
+            log.info("engine gone: %s", cause)
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Ends this membership with its engine's life, and waits in the group for the next engine."""
+        if self._leaving:
+            return
+        self.copies.unregister()
+        self._perform(self.machine.leave(self._loop.time()))
+        if self.machine.copies_open:
+            return
+        self.machine = self._new_machine()
+        self._perform(self.machine.start(self._loop.time()))
+        self._flush()
+
+    def _new_machine(self) -> WorkerMachine:
+        self.incarnation = int.from_bytes(os.urandom(7), "little")
+        return self._make_machine(self.config, self.incarnation)
+
+    # --- the group ------------------------------------------------------------------------------------------------
+
+    def _heard(self, batch: list[bytes]) -> None:
+        now = self._loop.time()
+        for payload in batch:
+            try:
+                message = self._decoder.decode(payload)
+            except FrameError as error:
+                self._ignore(type(error).__name__)
+                continue
+            self._perform(self.machine.receive(message, now))
+        self._flush()
+
+    def _rang(self) -> None:
+        self._perform(self.machine.tick(self._loop.time()))
+        self._flush()
+
+    # --- copies ---------------------------------------------------------------------------------------------------
+
+    def _copy_ended(self, operation: OperationId, error: Reason | None) -> None:
+        self._transfers.pop(operation, None)
+        self._perform(self.machine.copy_ended(operation, error, self._loop.time()))
+        if self.machine.left and not self.machine.copies_open:
+            self._begin_again()
+        self._flush()
+
+    def _watch(self, session: int, operation: OperationId) -> None:
+        """Tells a session about each layer of a load-back that it did not wait for."""
+        transfer = self._transfers.get(operation)
+        if transfer is not None:
+            task = self._loop.create_task(self._tell_layers(session, transfer))
+            self._watchers.add(task)
+            task.add_done_callback(self._watchers.discard)
+
+    async def _tell_layers(self, session: int, transfer: Transfer) -> None:
+        try:
+            for layer in range(transfer.layer_count):
+                await transfer.layer(layer)
+                self._send(session, Landed(transfer.name, layer + 1))
+        except KvcoordError as error:
+            self._send(session, Landed(transfer.name, transfer.layers_landed, str(error)))
+
+    # --- effects --------------------------------------------------------------------------------------------------
+
+    def _perform(self, effects: list[WorkerEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Reply):
+                if effect.session in self._sessions:
+                    self._answers.setdefault(effect.session, []).append((effect.call, effect.answer))
+            elif isinstance(effect, SendUp):
+                self._send_up(effect.message)
+            elif isinstance(effect, StartCopy):
+                transfer = self.copies.start(effect)
+                if transfer is not None:
+                    self._transfers[effect.operation] = transfer
+            elif isinstance(effect, Attach):
+                self.uplink.attach(effect.index, self.incarnation)
+            else:
+                self._note(effect)
+        failure = self.machine.failure
+        if failure is not None and failure.error == "JoinRefused" and not self.ended.done():
+            self.ended.set_result(3)
+
+    def _send_up(self, message: FromRank) -> None:
+        self.uplink.send(encode(message))
+
+    def _note(self, note: Note) -> None:
+        self.recorder.record(self._loop.time(), note.kind, note.operation, note.detail)
+        log.warning("%s %s %s", note.kind, note.operation, note.detail)
+
+    def _flush(self) -> None:
+        """Sends everything that became known in this wake-up: one message to each session."""
+        self._alarm.set(self.machine.deadline())
+        if not self._answers:
+            return
+        answers, self._answers = self._answers, {}
+        for session, known in answers.items():
+            self._send(session, Answers(known))
+            for _, answer in known:
+                if isinstance(answer, Acquired | Loaded) and answer.operation in self._transfers:
+                    self._watch(session, answer.operation)
+
+    def _send(self, session: int, message: Answers | Landed) -> None:
+        peer = self._sessions.get(session)
+        if peer is None or self._listener is None:
+            return
+        if self._listener.send(peer, encode(message)) is SendResult.FULL:
+            log.error("session %d does not read its answers: it is closed for the engine to notice", session)
+            self._ignore("session_full")
+
+    def _ignore(self, cause: str) -> None:
+        self.ignored[cause] = self.ignored.get(cause, 0) + 1
