@@ -75,7 +75,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Rounds between a frame and the step that applies its verdict, at least pp. 0: pp."""
 
     lockstep: bool = True
-    """Whether the engines run in lockstep and call advance at every step. False: every operation is voted on its own."""
+    """Whether the engines run in lockstep and call advance at every step. False: operations are voted one by one."""
 
     page_tokens: PositiveInt = 64
     """Tokens of one page."""
@@ -109,6 +109,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not self.lag:
             force(self, "lag", self.pp)
         self._check_shape()
+        self._check_streaming()
         self._check_pools()
 
     def _check_shape(self) -> None:
@@ -120,6 +121,15 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "lag", self.lag, f"must be at least pp={self.pp}: that is how far pipeline stages run apart"
             )
+
+    def _check_streaming(self) -> None:
+        if self.lockstep:
+            return
+        if self.write_policy is not WritePolicy.WRITE_THROUGH:
+            fix = "without lockstep the engine says what is written: use write-through"
+            raise ConfigError("write_policy", self.write_policy.value, fix)
+        if self.agreement is AgreementMode.NONE:
+            raise ConfigError("agreement", self.agreement.value, "shows divergence in lockstep only: set lockstep=true")
 
     def _check_pools(self) -> None:
         names = [pool.name for pool in self.pools]

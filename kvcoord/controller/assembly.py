@@ -7,6 +7,7 @@ from kvcoord.config.process import WorkerConfig
 from kvcoord.controller.cache import Cache
 from kvcoord.controller.consensus import AgreedConsensus, Consensus, LocalConsensus
 from kvcoord.controller.state import CacheState
+from kvcoord.controller.streaming import StreamingCache
 from kvcoord.controller.tiers import TierPools
 from kvcoord.controller.worker import WorkerMachine
 from kvcoord.index.eviction import EvictionOrder, LfuOrder, LruOrder, PriorityOrder
@@ -73,7 +74,7 @@ def make_machine(config: WorkerConfig, rank: RankMachine | None, make_consensus:
     group = config.group
     names = [pool.name for pool in group.pools]
 
-    def make_cache() -> tuple[Cache, Consensus]:
+    def make_cache() -> tuple[Cache | StreamingCache, Consensus]:
         pools = TierPools(names, config.device_pages, config.host_pages)
         consensus = make_consensus(pools)
         state = CacheState(
@@ -85,8 +86,10 @@ def make_machine(config: WorkerConfig, rank: RankMachine | None, make_consensus:
             policy=group.write_policy,
             write_hits_min=group.write_hits_min,
             lockstep=group.lockstep,
-            immediate_allowed=group.pp == 1,
+            immediate_allowed=group.pp == 1 or not group.lockstep,
         )
+        if not group.lockstep:
+            return StreamingCache(state, config.limits.decisions_kept_max), consensus
         return Cache(state), consensus
 
     return WorkerMachine(make_cache, rank, group.name, group.divergence, config.limits.pages_per_operation_max)

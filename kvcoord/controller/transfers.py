@@ -27,13 +27,17 @@ class Transfers:
         self._published = published
         self._retracted = retracted
 
+    def claim(self, op: Operation) -> None:
+        """From here on these pages are on their way to the tier: nobody else need bring them there."""
+        in_flight = self._state.in_flight[op.tier]
+        for position, key in enumerate(op.page_keys()):
+            in_flight[key] = (op, position)
+
     def commit(self, op: Operation) -> None:
         """COMMIT: starts this rank's copy. Before it, nothing was copied."""
         op.phase = Phase.COPYING
         op.copy_open = True
-        in_flight = self._state.in_flight[op.tier]
-        for position, key in enumerate(op.page_keys()):
-            in_flight[key] = (op, position)
+        self.claim(op)
         source = Tier.DEVICE if op.tier is Tier.HOST else Tier.HOST
         self._state.counters.pages_copied[op.tier] += op.pages
         self._state.effects.append(StartCopy(op.id, source, op.source_slots, self.destination(op)))
@@ -43,6 +47,7 @@ class Transfers:
         del self._state.operations[op.id]
         if op.reservation is not None and op.reservation.state is ReservationState.HELD:
             op.reservation.abort()
+        self._disclaim(op)
         self._unpin(op)
 
     def copy_ended(self, operation: OperationId, error: Reason | None) -> None:
@@ -69,10 +74,7 @@ class Transfers:
             if completion.drained:
                 self._end(op)
             return False
-        in_flight = self._state.in_flight[op.tier]
-        for key in op.page_keys():
-            if in_flight[key][0] is op:
-                del in_flight[key]
+        self._disclaim(op)
         if completion.ok:
             self._state.digest.apply(f"complete {op.id}")
             self._publish(op)
@@ -122,6 +124,14 @@ class Transfers:
             op.reservation.quarantine()
         else:
             op.reservation.abort()
+
+    def _disclaim(self, op: Operation) -> None:
+        """Pages that another operation has claimed since stay claimed."""
+        in_flight = self._state.in_flight[op.tier]
+        for key in op.page_keys():
+            claimed = in_flight.get(key)
+            if claimed is not None and claimed[0] is op:
+                del in_flight[key]
 
     def _end(self, op: Operation) -> None:
         del self._state.operations[op.id]

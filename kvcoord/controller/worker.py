@@ -12,6 +12,7 @@ from kvcoord.controller.cache import Cache
 from kvcoord.controller.consensus import AgreedConsensus, Consensus
 from kvcoord.controller.effects import CacheEffect, Reply
 from kvcoord.controller.state import outcome_of
+from kvcoord.controller.streaming import StreamingCache
 from kvcoord.domain import (
     PAGE_KEY_BYTES,
     DivergencePolicy,
@@ -60,7 +61,7 @@ WorkerEffect = CacheEffect | SendUp | Attach | Note
 LOG_EVENTS_MAX = 1024
 """Events that a rank sends when the coordinator asks what it has applied."""
 
-MakeCache = Callable[[], tuple[Cache, Consensus]]
+MakeCache = Callable[[], tuple[Cache | StreamingCache, Consensus]]
 
 
 class WorkerMachine:
@@ -233,8 +234,14 @@ class WorkerMachine:
             return True
         if not self._begun:
             return False
+        if isinstance(call, Agree):
+            self._agree(call, who)
+            return True
+        if isinstance(cache, StreamingCache):
+            self._take_streaming(cache, call, who)
+            return True
         if isinstance(call, Advance):
-            return self._advance(call.step, who)
+            return self._advance(cache, call.step, who)
         if isinstance(call, Acquire):
             cache.acquire(self._keys(call.keys), who, landed=call.landed)
         elif isinstance(call, WriteThrough):
@@ -250,13 +257,19 @@ class WorkerMachine:
             cache.free(call.slots, who)
         elif isinstance(call, Evict):
             cache.evict(call.tier, call.count, who)
-        elif isinstance(call, Agree):
-            self._agree(call, who)
         elif isinstance(call, LoadBack):
             cache.load_slots(self._keys(call.keys), call.slots, who, landed=call.landed)
         else:
             raise UsageError("call", type(call).__name__, "is answered by the worker process, not by its machine")
         return True
+
+    def _take_streaming(self, cache: StreamingCache, call: Call, who: tuple[int, int]) -> None:
+        if isinstance(call, WriteThrough) and not call.lease:
+            cache.write(self._keys(call.keys), call.slots, call.operation, who)
+        elif isinstance(call, LoadBack):
+            cache.load(self._keys(call.keys), call.slots, call.operation, who, landed=call.landed)
+        else:
+            raise UsageError("call", type(call).__name__, "needs a group in lockstep: set group.lockstep=true")
 
     def _keys(self, joined: bytes) -> list[PageKey]:
         if not joined or len(joined) % PAGE_KEY_BYTES:
@@ -268,7 +281,7 @@ class WorkerMachine:
 
     # --- rounds ---------------------------------------------------------------------------------------------------
 
-    def _advance(self, step: int, who: tuple[int, int]) -> bool:
+    def _advance(self, cache: Cache, step: int, who: tuple[int, int]) -> bool:
         """Applies the verdict that is due and sends this step's frame. False: the verdict has not come."""
         completed = self._end_alone()
         due = None
@@ -356,7 +369,7 @@ class WorkerMachine:
         )
         if deferred:
             self.cache.state.reply(who, Agreed(None))
-        else:
+        elif self.cache.state.lockstep:
             self.cache.state.waiting_for = call.operation
         self._agreeing[call.operation] = None if deferred else who
         decision = self.consensus.propose(vote, deferred=deferred)

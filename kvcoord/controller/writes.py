@@ -58,6 +58,7 @@ class Writes:
         op.pins = [state.tree.pin(keys, first, count, Tier.DEVICE) for first, count in op.runs]
         op.source_slots = joined([pin.slots for pin in op.pins])
         state.operations[op.id] = op
+        self._transfers.claim(op)
         covered = self._room.make(Tier.HOST, op.pages, keys, at_least=at_least)
         state.consensus.issue(Tier.HOST, op.pages)
         taken = state.pools.reserve(Tier.HOST, op.pages, op.id)

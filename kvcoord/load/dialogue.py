@@ -6,13 +6,14 @@
 Structs, and the two ends of a line.
 """
 
+import select
 from typing import BinaryIO, Final, Generic, TypeVar
 
 import msgspec
 
 from kvcoord.domain import Aborted
 from kvcoord.errors import PeerUnavailable
-from kvcoord.observability.snapshot import WorkerSnapshot
+from kvcoord.protocol.local import Failed
 
 LINE_BYTES_MAX: Final = 64 << 20
 """A report carries the time of every step."""
@@ -71,11 +72,9 @@ class Settling(msgspec.Struct, frozen=True, tag="settling"):
 
 
 class DriverFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """The driver cannot go on. `error` names the exception's class, `fields` are its arguments."""
+    """The driver cannot go on."""
 
-    error: str
-    message: str
-    fields: list[str | int | float | list[list[int]]]
+    failure: Failed
 
 
 class Tally(msgspec.Struct, kw_only=True):
@@ -102,14 +101,13 @@ class Tally(msgspec.Struct, kw_only=True):
 
 class DriverReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """One engine's run. Times of steps with a request, in nanoseconds: blocked in the client for the whole message
-    pair, and until the answer to `advance` was there. `worker` is its worker's status after the last step."""
+    pair, and until the answer to `advance` was there. `steps` counts the others too."""
 
     rank: int
     tally: Tally
     seconds: float
     step_ns: list[int]
     advance_ns: list[int]
-    worker: WorkerSnapshot
 
 
 FromReplay = Start | Settled
@@ -143,6 +141,11 @@ class Lines(Generic[T]):
         if not text:
             raise PeerUnavailable("replay", "has ended")
         return self._decoder.decode(text)
+
+    def rest(self, seconds: float) -> None:
+        """Sleeps, but not past the end of the replay: raises PeerUnavailable then. Nothing is said meanwhile."""
+        if select.select([self._source], [], [], seconds)[0]:
+            raise PeerUnavailable("replay", "has ended")
 
     def wait_for_end(self) -> None:
         """Returns when the replay has closed its end."""

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from kvcoord.config.group import AgreementMode, EvictionPolicy, GroupConfig, PoolConfig
-from kvcoord.config.process import CopyFaultsConfig, LogLevel, WorkerConfig
+from kvcoord.config.process import CoordinatorConfig, CopyFaultsConfig, LogLevel, WorkerConfig
 from kvcoord.config.timeouts import Timeouts
 from kvcoord.domain import DivergencePolicy, WritePolicy
 from kvcoord.errors import UsageError
@@ -74,6 +74,12 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     request_count: int
     device_pages: tuple[int, ...]
     host_pages: tuple[int, ...]
+
+    def coordinator(self, directory: Path) -> CoordinatorConfig:
+        """The configuration of the coordinator, with its socket in `directory`."""
+        return CoordinatorConfig(
+            bind=[coordinator_address(directory)], http=None, timeouts=TIMEOUTS, log_level=LogLevel.ERROR
+        )
 
     def worker(self, rank: int, directory: Path) -> WorkerConfig:
         """The configuration of one rank's worker, with its sockets in `directory`."""

@@ -156,8 +156,9 @@ class Membership:
             return self._remind(member, accept.epoch)
         if self.state is GroupState.ACTIVE:
             return [] if member.activate is None else [Send((member.peer,), member.activate)]
+        repeated = member.report is not None
         member.report = accept.report
-        return [Send((member.peer,), Alive(self.epoch, self._incarnation, 0))]
+        return [Send((member.peer,), Alive(self.epoch, self._incarnation, 0))] if repeated else []
 
     def activate(self, activates: dict[Rank, Activate]) -> list[CoordinatorEffect]:
         """All have accepted: the group works, and each rank is told what it lacks."""

@@ -9,7 +9,13 @@ from collections.abc import Iterable, Mapping
 import kvcoord
 from kvcoord.domain import Outcome, Path, Rank, Reason
 from kvcoord.observability.recorder import FlightRecorder
-from kvcoord.observability.snapshot import CoordinatorSnapshot, DecisionKey, GroupSnapshot, RankSnapshot, decision_counts
+from kvcoord.observability.snapshot import (
+    CoordinatorSnapshot,
+    DecisionKey,
+    GroupSnapshot,
+    RankSnapshot,
+    decision_counts,
+)
 from kvcoord.protocol.coordinator import CoordinatorMachine
 from kvcoord.protocol.group import GroupMachine, GroupState
 from kvcoord.protocol.messages import epoch_number

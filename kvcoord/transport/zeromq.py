@@ -214,7 +214,8 @@ class ZeromqConnection(ZeromqEndpoint[bytes]):
         super().__init__(address, context, socket, on_batch, limits)
         self._on_connected, self._on_lost = on_connected, on_lost
         self._presence = Presence(address, limits.connect_timeout_s)
-        self._companions.append(Monitor(context, socket, self._on_event).close)
+        self._monitor = Monitor(context, socket, self._on_event)
+        self._companions.append(self._monitor.close)
 
     def connect(self) -> None:
         """Start to connect. Raises `zmq.ZMQError`."""

@@ -11,7 +11,7 @@ from kvcoord.controller.effects import Reply, StartCopy
 from kvcoord.controller.worker import WorkerEffect, WorkerMachine
 from kvcoord.domain import PageKey, Reason
 from kvcoord.protocol.coordinator import CoordinatorMachine
-from kvcoord.protocol.effects import Attach, Send, SendUp
+from kvcoord.protocol.effects import Attach, CoordinatorEffect, Send, SendUp
 from kvcoord.protocol.group import GroupLimits
 from kvcoord.protocol.local import Acquire, Acquired, Advance, Advanced, Answer, Call, Release, WriteThrough, join_keys
 from kvcoord.protocol.messages import FromCoordinator, FromRank
@@ -68,6 +68,21 @@ class Cluster:
                 self.run()
         return [[self.answers[rank][number] for number in numbers] for rank in range(len(self.workers))]
 
+    def begin(self, rank: int, call: Call) -> int:
+        """One rank's engine makes a call. Returns its number in `answers`; delivers nothing yet."""
+        self._number += 1
+        self._perform(rank, self.workers[rank].call(SESSION, self._number, call, self.now))
+        return self._number
+
+    def pass_time(self, by_s: float) -> None:
+        """Lets time pass on all machines, and delivers what follows from it."""
+        self.now += by_s
+        for effect in self.coordinator.tick(self.now):
+            self._send_down(effect)
+        for rank, worker in enumerate(self.workers):
+            self._perform(rank, worker.tick(self.now))
+        self.run()
+
     def advance(self) -> Advanced:
         """One step on all ranks; all must say the same."""
         answers = self.ask(Advance(self.step))
@@ -120,12 +135,15 @@ class Cluster:
             if self._up:
                 rank, message = self._up.popleft()
                 for effect in self.coordinator.step(str(rank).encode(), message, self.now):
-                    if isinstance(effect, Send):
-                        self._down += [(int(peer), effect.message) for peer in effect.peers]
+                    self._send_down(effect)
             else:
                 rank, down = self._down.popleft()
                 self._perform(rank, self.workers[rank].receive(down, self.now))
         return moved
+
+    def _send_down(self, effect: CoordinatorEffect) -> None:
+        if isinstance(effect, Send):
+            self._down += [(int(peer), effect.message) for peer in effect.peers]
 
     def _end_copies(self) -> bool:
         moved = False

@@ -76,5 +76,7 @@ def test_a_failed_copy_is_retracted_on_all_ranks_and_leaks_nothing(seed: int) ->
 def test_pipeline_stages_stay_equal_without_immediate_votes(seed: int) -> None:
     cluster = Cluster(4, device=24, host=[16, 16, 15, 16], tp=2, pp=2, lag=2)
     play(cluster, seed, steps=150)
-    immediate = [key for worker in cluster.workers for key in worker.cache.state.counters.decisions if key[1] == "immediate"]
+    immediate = [
+        key for worker in cluster.workers for key in worker.cache.state.counters.decisions if key[1] == "immediate"
+    ]
     assert immediate == []

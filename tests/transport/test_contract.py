@@ -194,6 +194,15 @@ async def test_a_listener_that_closes_delivers_what_it_has_queued(kind: Kind) ->
         assert await connected.payloads(len(payloads)) == payloads
 
 
+async def test_a_loss_is_told_after_everything_that_was_sent_before_it(kind: Kind) -> None:
+    async with kind.pair(connection_limits=LinkLimits(batch_messages_max=4)) as (served, connected, peer):
+        for payload in numbered(100):
+            served.listener.send(peer, payload)
+        await served.listener.close(linger_s=10)
+        await connected.losses.get()
+        assert connected.messages.qsize() == 100
+
+
 async def test_a_connection_hears_that_its_listener_is_gone(kind: Kind) -> None:
     async with kind.pair() as (served, connected, _):
         await served.listener.close()

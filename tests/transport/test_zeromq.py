@@ -1,6 +1,7 @@
 """What is particular to ZeroMQ: keys, options, foreign peers."""
 
 import os
+import select
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from kvcoord.errors import ConfigError, PeerUnavailable, UsageError
 from kvcoord.transport.curve import CurveClientKeys, generate_keys, load_client_keys, load_server_keys
 from kvcoord.transport.endpoint import ZeromqEndpoint
 from kvcoord.transport.link import LinkLimits, SendResult
-from kvcoord.transport.zeromq import ZeromqTransport
+from kvcoord.transport.zeromq import ZeromqConnection, ZeromqTransport
 from tests.transport.endpoints import Kind, introduce
 
 TCP = "tcp://127.0.0.1:*"
@@ -168,6 +169,24 @@ async def test_a_message_of_several_frames_is_dropped_and_counted(ipc: Kind) -> 
             foreign.send(b"plain")
             assert await served.payloads(1) == [b"plain"]
         assert served.listener.statistics().messages_malformed == 1
+
+
+async def test_what_a_killed_listener_had_sent_is_handed_over_before_its_loss(ipc: Kind) -> None:
+    with zmq.Context() as context:
+        foreign = context.socket(zmq.ROUTER)
+        foreign.bind(ipc.address)
+        async with ipc.connect(ipc.address, LinkLimits(batch_messages_max=4)) as connected:
+            await connected.arrivals.get()
+            connected.connection.send(b"hello")
+            peer, _ = foreign.recv_multipart()
+            for number in range(100):
+                foreign.send_multipart([peer, b"%d" % number])
+            foreign.close(linger=10_000)
+            # The event loop stands still until both the messages and the loss wait for it.
+            assert isinstance(connected.connection, ZeromqConnection)
+            assert select.select([connected.connection._monitor._descriptor], [], [], 30)[0]
+            await connected.losses.get()
+            assert connected.messages.qsize() == 100
 
 
 async def test_a_second_connection_with_the_same_identity_takes_over(ipc: Kind) -> None:
