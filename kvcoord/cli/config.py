@@ -9,7 +9,7 @@ import msgspec
 from kvcoord.cli.options import json_option, load_config, set_option
 from kvcoord.config import CoordinatorConfig, Loaded, Option, WorkerConfig, explain, resolved
 
-_PROCESSES = {"coordinator": CoordinatorConfig, "worker": WorkerConfig}
+_PROCESSES: dict[str, type[msgspec.Struct]] = {"coordinator": CoordinatorConfig, "worker": WorkerConfig}
 
 
 @click.command()

@@ -7,18 +7,17 @@ client's `call_timeout_s` with DeadlineExceeded.
 import asyncio
 from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, overload
 
 from kvcoord.client.progress import Landing, PendingOutcome, Watched, missing
-from kvcoord.client.results import GrantedLease, StartedLoad, layers_needed
+from kvcoord.client.results import GrantedLease, Holder, Loading, StartedLoad, layers_needed
 from kvcoord.domain import OperationId
-from kvcoord.errors import DeadlineExceeded
+from kvcoord.errors import DeadlineExceeded, PeerUnavailable
 from kvcoord.protocol.local import Acquired, Loaded, Outcome
 
 
 class Pending(PendingOutcome):
-    """The outcome of a deferred operation: `await pending` once its round was advanced to, in whatever task."""
+    """The outcome of an operation put off to a later round: `await pending`, while some task goes on to advance."""
 
     __slots__ = ("_limit_s",)
 
@@ -36,22 +35,117 @@ class Pending(PendingOutcome):
         return self.result()
 
 
-class Leasing(Protocol):
+class LeaseHolder(Holder, Protocol):
     """What a lease asks of its client."""
 
     async def release(self, lease: "Lease") -> None: ...
 
-    async def write_lease(self, lease: "Lease") -> Pending: ...
-
-    async def write_lease_now(self, lease: "Lease") -> Outcome: ...
+    async def write_lease(self, lease: "Lease", *, deferred: bool = True) -> Pending: ...
 
 
 class Lease(GrantedLease):
     """A path held on the device until it is released: `async with lease` does that. False when aborted."""
 
-    __slots__ = ("_cache", "_limit_s")
+    __slots__ = ("_client", "_limit_s")
 
-    def __init__(self, answer: Acquired, landings: tuple[Landing, ...], cache: Leasing, limit_s: float) -> None:
-        super().__init__(answer, landings)
-        self._cache = cache
+    def __init__(self, answer: Acquired, landings: tuple[Landing, ...], client: LeaseHolder, limit_s: float) -> None:
+        super().__init__(answer, landings, client)
+        self._client = client
         self._limit_s = limit_s
+
+    async def layer(self, index: int) -> None:
+        """Wait until layer `index` of every loaded page is on the device.
+
+        Raises TransferFailed when the copy failed before it, UsageError when there is no such layer or lease.
+        """
+        await landed(self, index, self._limit_s)
+
+    async def landed(self) -> None:
+        """As `layer`, for all layers."""
+        await landed(self, None, self._limit_s)
+
+    @overload
+    async def write_through(self, *, deferred: Literal[False] = False) -> Outcome: ...
+
+    @overload
+    async def write_through(self, *, deferred: Literal[True]) -> Pending: ...
+
+    async def write_through(self, *, deferred: bool = False) -> Outcome | Pending:
+        """Publish the pages that the engine had to compute, and copy them to the host. Once, before `release`.
+
+        Not deferred it returns when the outcome is known: with a later `advance` of another task if the path's loads
+        have not ended on all ranks yet, or if the group's steps cannot wait for a vote.
+        """
+        pending = await self._client.write_lease(self, deferred=deferred)
+        return pending if deferred else await pending
+
+    async def release(self) -> None:
+        """The engine no longer reads these pages. The second time, and for an aborted lease, it does nothing."""
+        await self._client.release(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        try:
+            await self.release()
+        except PeerUnavailable:
+            if error is None:
+                raise
+
+
+class Load(StartedLoad):
+    """A load-back under way: `await load` for all of it, `await load.layer(index)` for one layer."""
+
+    __slots__ = ("_limit_s",)
+
+    def __init__(self, answer: Loaded, landings: tuple[Landing, ...], limit_s: float) -> None:
+        super().__init__(answer, landings)
+        self._limit_s = limit_s
+
+    async def layer(self, index: int) -> None:
+        """Wait until layer `index` of every page is on the device.
+
+        Raises TransferFailed when the copy failed before it, UsageError when there is no such layer or it was aborted.
+        """
+        await landed(self, index, self._limit_s)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return landed(self, None, self._limit_s).__await__()
+
+
+async def landed(loading: Loading, layer: int | None, limit_s: float) -> None:
+    """Wait until `layer` of all pages is there, None for all layers."""
+    layers = layers_needed(loading, layer)
+    landing = missing(loading.landings, layers)
+    if landing is None:
+        return
+    async with bounded(f"copy of {loading.operation}", limit_s):
+        while landing is not None:
+            await change_of(landing)
+            landing = missing(loading.landings, layers)
+
+
+async def change_of(watched: Watched) -> None:
+    """Wait for the next change."""
+    changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake() -> None:
+        if not changed.done():
+            changed.set_result(None)
+
+    watched.watch(wake)
+    try:
+        await changed
+    finally:
+        watched.unwatch(wake)
+
+
+@asynccontextmanager
+async def bounded(waiting_for: str, limit_s: float) -> AsyncIterator[None]:
+    """Raises DeadlineExceeded when the body takes longer than the client's `call_timeout_s`."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded(waiting_for, "call_timeout_s", limit_s) from None

@@ -1,6 +1,7 @@
 """What calls return, as far as it is the same for the async and the blocking client. Pure: nothing here waits."""
 
-from typing import TypeVar
+import warnings
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -33,6 +34,13 @@ class Allocation(msgspec.Struct, frozen=True):
         return bool(self.outcome)
 
 
+class Holder(Protocol):
+    """A client, as far as a lease knows it: with it ends what it holds."""
+
+    @property
+    def closed(self) -> bool: ...
+
+
 class Loading:
     """Pages that may still be on their way to the device. `landings`: copies that must land, this call's own the last."""
 
@@ -63,16 +71,21 @@ class GrantedLease(Loading):
     `number` is 0 when nothing is held.
     """
 
-    __slots__ = ("device_pages", "host_pages", "loaded", "number", "released", "slots")
+    __slots__ = ("_holder", "device_pages", "host_pages", "loaded", "number", "released", "slots")
 
-    def __init__(self, answer: Acquired, landings: tuple[Landing, ...]) -> None:
+    def __init__(self, answer: Acquired, landings: tuple[Landing, ...], holder: Holder) -> None:
         super().__init__(answer.outcome, answer.operation, landings)
+        self._holder = holder
         self.number = answer.lease
         self.slots = answer.slots
         self.device_pages = answer.device_pages
         self.host_pages = answer.host_pages
         self.loaded = answer.loaded
         self.released = False
+
+    def __del__(self) -> None:
+        if self.number and not self.released and not self._holder.closed:
+            warnings.warn(f"{self!r} was dropped before it was released", ResourceWarning, stacklevel=1, source=self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.number}, {self.device_pages} on device, {self.host_pages} on host>"

@@ -21,7 +21,9 @@ from kvcoord.protocol.messages import Ack, Completion, Decision, Vote
 
 NAME_LENGTH_MAX: Final = 100
 
+_SHORTFALL: Final = "shortfall/"
 _EVICTION: Final = "evict/"
+"""Prefixes of the two operations that make room for a write: how much is missing at most, and which pages go."""
 
 
 class _Asked:
@@ -89,12 +91,19 @@ class StreamingCache:
         state = self.state
         state.tick = max(decision.sequence, state.tick)
         state.digest.apply(f"{decision.outcome} {decision.operation}")
+        self._settle(decision)
+
+    def _settle(self, decision: Decision) -> None:
+        """What follows from a decision: now, or when this rank comes to an operation that was decided before."""
+        state = self.state
         op = state.operations.get(decision.operation)
-        if decision.operation.startswith(_EVICTION):
+        if decision.operation.startswith(_SHORTFALL):
+            self._offer(decision)
+        elif decision.operation.startswith(_EVICTION):
             self._evict(decision)
         elif op is None:
             if decision.outcome is Outcome.ABORT and decision.reason is Reason.HOST_FULL:
-                self._offer(decision)
+                self._measure(decision, 0)
         else:
             state.count(op.kind, Path.IMMEDIATE, decision)
             if op.kind is OperationKind.LOAD_BACK:
@@ -151,7 +160,7 @@ class StreamingCache:
             self.transfers.abort(op)
             if decision.reason is Reason.HOST_FULL and op.attempt == 0:
                 self._retrying.add(name)
-                self._offer(decision)
+                self._measure(decision, max(0, op.pages - self.state.pools.free(Tier.HOST)))
                 return
         self._answer_write(name, decision, op.pages)
 
@@ -161,8 +170,8 @@ class StreamingCache:
 
     # --- evictions ------------------------------------------------------------------------------------------------
 
-    def _offer(self, decision: Decision) -> None:
-        """Room is short somewhere: every rank votes which of its pages may go. What all offer goes on all ranks."""
+    def _measure(self, decision: Decision, short: int) -> None:
+        """A write was aborted at the first no. How much do the others lack? The largest shortfall has to go."""
         name, _, attempt = decision.operation.rpartition("/")
         if attempt != "0":
             return
@@ -170,7 +179,14 @@ class StreamingCache:
             self._retried_elsewhere[name] = None
             if len(self._retried_elsewhere) > self._names_kept_max:
                 self._retried_elsewhere.popitem(last=False)
-        victims = self.state.tree.select(Tier.HOST, max(decision.shortfall.values(), default=0))
+        short = max(short, *decision.shortfall.values())
+        self._propose(Vote(f"{_SHORTFALL}{name}", OperationKind.EVICT_HOST, True, Agreement.MAX, value=short))
+
+    def _offer(self, decision: Decision) -> None:
+        """Every rank votes which of its pages may go. What all offer goes on all ranks."""
+        name = decision.operation.removeprefix(_SHORTFALL)
+        count = decision.value if isinstance(decision.value, int) else 0
+        victims = self.state.tree.select(Tier.HOST, count)
         pages = [(victim.path, at) for victim in victims for at in range(len(victim.path) - 1, victim.first - 1, -1)]
         eviction = f"{_EVICTION}{name}"
         self._offered[eviction] = pages
@@ -242,7 +258,7 @@ class StreamingCache:
     def _propose(self, vote: Vote) -> None:
         decision = self.state.consensus.propose(vote, deferred=False)
         if decision is not None:
-            self.decide(decision)
+            self._settle(decision)
 
     def _held(self, keys: list[PageKey], first: int) -> int:
         """Pages from `first` on that are on the host here and not set aside."""

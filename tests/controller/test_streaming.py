@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvcoord.domain import Aborted, Committed, PageKey, Reason
+from kvcoord.domain import Aborted, Agreement, Committed, PageKey, Reason
 from kvcoord.index.keys import block_page_keys
 from kvcoord.protocol.local import (
     Advance,
@@ -72,7 +72,7 @@ def test_room_is_made_by_an_eviction_that_all_ranks_agree_to_and_the_write_is_tr
 
 
 def test_a_rank_that_comes_late_to_an_aborted_write_goes_straight_to_the_second_attempt() -> None:
-    cluster = streaming(2, [10, 6])
+    cluster = streaming(2, [10, 8])
     run_on_all(cluster, write("first", PROMPTS[3]))
     early = cluster.begin(1, write("second", PROMPTS[8]))
     cluster.run()
@@ -113,7 +113,7 @@ def test_a_rank_that_never_votes_makes_an_abort_by_timeout_and_is_named() -> Non
 
 def test_an_engine_agrees_on_matters_of_its_own() -> None:
     cluster = streaming(3, 8)
-    numbers = [cluster.begin(rank, Agree("length", True, "min", value=10 + rank)) for rank in (2, 0, 1)]
+    numbers = [cluster.begin(rank, Agree("length", True, Agreement.MIN, value=10 + rank)) for rank in (2, 0, 1)]
     cluster.run()
     for rank, number in zip((2, 0, 1), numbers, strict=True):
         answer = cluster.answers[rank][number]
