@@ -25,7 +25,7 @@ class Card(msgspec.Struct, frozen=True):
 
 
 def default_address() -> str:
-    """The coordinator of the newest `kvcoord up` that is running, else the address that coordinators have by default."""
+    """The coordinator of the newest `kvcoord up` that is running, else the default address of coordinators."""
     cards = [card for card in map(_read, _folders()) if card is not None and _runs(card.pid)]
     newest = max(cards, key=lambda card: card.started_at, default=None)
     return COORDINATOR_ADDRESS if newest is None else newest.coordinator

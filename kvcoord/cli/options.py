@@ -85,3 +85,16 @@ def assigned(assignments: Sequence[str]) -> dict[str, object]:
 def nullable(text: str | None) -> str | None:
     """`none` on the command line is null in the configuration; None: not given."""
     return "null" if text == "none" else text
+
+
+def ask_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Options of commands that ask another process: `timeout_s`, `curve_keys_dir`, `insecure_tcp`."""
+    for option in (
+        click.option("--insecure-tcp", is_flag=True, help="Ask over tcp without keys."),
+        click.option("--curve-keys-dir", metavar="DIR", help="Folder with the client keys to ask over tcp with."),
+        click.option(
+            "--timeout", "timeout_s", type=click.FloatRange(0.1, 600), default=5.0, show_default=True, metavar="SECONDS"
+        ),
+    ):
+        function = option(function)
+    return function

@@ -19,7 +19,6 @@ from kvcoord.load.plan import Agreeing, ReplayOptions, ReplayPlan, plan_replay
 from kvcoord.load.replay import OnProgress, replay
 from kvcoord.load.report import ReplayReport
 from kvcoord.load.table import table
-from kvcoord.load.trace import DEMO
 from kvcoord.runtime.process import Stop, run
 
 RANKS_DEFAULT: Final = 2
@@ -63,26 +62,24 @@ def _choice(values: type[WritePolicy] | type[EvictionPolicy] | type[Agreeing]) -
 def _options(function: Callable[..., None]) -> Callable[..., None]:
     """The options of a replay, named as `ReplayOptions` names them."""
     decorators = [
-        click.argument("trace", default=str(DEMO), metavar="[TRACE]"),
+        click.argument("trace", required=False),
         click.option("--ranks", type=click.IntRange(1), help=f"Ranks. Default: tp x pp, else {RANKS_DEFAULT}."),
-        click.option("--tp", type=click.IntRange(1), default=0, help="Tensor-parallel ranks. Default: ranks / pp."),
-        click.option("--pp", type=click.IntRange(1), default=1, help="Pipeline stages. Default: 1."),
-        click.option("--lag", type=click.IntRange(1), default=0, help="Steps until a verdict applies. Default: pp."),
+        click.option("--tp", type=click.IntRange(1), help="Tensor-parallel ranks. Default: ranks / pp."),
+        click.option("--pp", type=click.IntRange(1), help="Pipeline stages. Default: 1."),
+        click.option("--lag", type=click.IntRange(1), help="Steps until a verdict applies. Default: pp."),
         click.option("--requests", "requests_max", type=click.IntRange(1), help="Play only so many requests."),
-        click.option("--pools", type=click.Choice(["unlimited"]), help="unlimited: pools that hold the whole trace."),
-        click.option(
-            "--device-pages", type=_PageCounts(), default="", help="Pages on device: N, or one per rank: N,N."
-        ),
-        click.option("--host-pages", type=_PageCounts(), default="", help="Pages on host: N, or one per rank: N,N."),
-        click.option("--page-bytes", type=click.IntRange(1), default=256, help="Bytes of a page in a layer."),
-        click.option("--layers", type=click.IntRange(1), default=4, help="Layers on a rank."),
-        click.option("--policy", type=_choice(WritePolicy), default=WritePolicy.WRITE_THROUGH.value, help="Writes."),
-        click.option("--eviction", type=_choice(EvictionPolicy), default=EvictionPolicy.LRU.value, help="Order."),
-        click.option("--agreement", type=_choice(Agreeing), default=Agreeing.KVCOORD.value, help="How ranks agree."),
+        click.option("--pools", type=click.Choice(["unlimited"]), help="Pools that hold the whole trace."),
+        click.option("--device-pages", type=_PageCounts(), help="On device: N, or one for each rank, N,N."),
+        click.option("--host-pages", type=_PageCounts(), help="On the host: N, or one for each rank, N,N."),
+        click.option("--page-bytes", type=click.IntRange(1), help="Bytes of a page in one layer. Default: 256."),
+        click.option("--layers", type=click.IntRange(1), help="Layers on one rank. Default: 4."),
+        click.option("--policy", type=_choice(WritePolicy), help="When pages go to the host. Default: write-through."),
+        click.option("--eviction", type=_choice(EvictionPolicy), help="Which pages go first. Default: lru."),
+        click.option("--agreement", type=_choice(Agreeing), help="How the ranks agree. Default: kvcoord."),
         click.option("--settle", is_flag=True, help="Let every operation end before the next request."),
-        click.option("--speed-up", type=float, default=0.0, help="Arrivals, so much faster. Default: no waiting."),
-        click.option("--slow-copy", "slow_copy_s", type=_OfRank(), multiple=True, help="Delay a rank's copies."),
-        click.option("--jitter", "jitter_s", type=_OfRank(), multiple=True, help="Delay a rank's steps at random."),
+        click.option("--speed-up", type=float, help="Requests arrive so much faster. Default: they do not wait."),
+        click.option("--slow-copy", "slow_copy_s", type=_OfRank(), multiple=True, help="Delay copies of a rank."),
+        click.option("--jitter", "jitter_s", type=_OfRank(), multiple=True, help="Delay steps of a rank at random."),
     ]
     for decorate in reversed(decorators):
         function = decorate(function)
@@ -110,12 +107,14 @@ def command(*, progress: bool, as_json: bool, **options: Any) -> None:
 
 
 def _replay_options(options: dict[str, Any]) -> ReplayOptions:
-    unlimited = options.pop("pools") == "unlimited"
-    if not options["ranks"]:
-        options["ranks"] = 0 if options["tp"] else max(RANKS_DEFAULT, options["pp"])
+    """What was given; the rest keeps its default."""
+    given = {name: value for name, value in options.items() if value is not None}
+    given["unlimited"] = given.pop("pools", None) is not None
+    if "ranks" not in given and "tp" not in given:
+        given["ranks"] = max(RANKS_DEFAULT, given.get("pp", 1))
     for name in ("slow_copy_s", "jitter_s"):
-        options[name] = _by_rank(name, options[name])
-    return msgspec.convert({**options, "unlimited": unlimited}, ReplayOptions)
+        given[name] = _by_rank(name, given[name])
+    return msgspec.convert(given, ReplayOptions)
 
 
 def _by_rank(name: str, pairs: Sequence[tuple[int, float]]) -> dict[int, float]:

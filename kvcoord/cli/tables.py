@@ -48,9 +48,12 @@ def _groups(groups: list[GroupSnapshot]) -> Table:
     table = _table("groups", "group", "state", "epoch", "ranks", "round", "open", "commits", "aborts", "divergences")
     for group in groups:
         present = sum(rank.last_heard_s is not None for rank in group.ranks)
+        colour, reason = ("green", "") if group.ready else ("red", f": {group.reason}")
         table.add_row(
             _plain(group.name),
-            f"[green]{_plain(group.state)}[/]" if group.ready else f"[red]{_plain(f'{group.state}: {group.reason}')}[/]",
+            f"[green]{_plain(group.state)}[/]"
+            if group.ready
+            else f"[red]{_plain(f'{group.state}: {group.reason}')}[/]",
             str(group.epoch),
             f"{present}/{group.world_size}",
             str(group.round),
@@ -77,7 +80,9 @@ def _pages(group: GroupSnapshot) -> list[RenderableType]:
 
 
 def _worker(snapshot: WorkerSnapshot) -> list[RenderableType]:
-    state = _table("rank", "state", "epoch", "step", "coordinator", "open", "leases", "commits", "aborts", "divergences")
+    state = _table(
+        "rank", "state", "epoch", "step", "coordinator", "open", "leases", "commits", "aborts", "divergences"
+    )
     state.add_row(
         _plain(snapshot.state),
         str(snapshot.epoch),
@@ -95,7 +100,9 @@ def _worker(snapshot: WorkerSnapshot) -> list[RenderableType]:
         pools.add_row(_plain(pool.name), pool.tier.value, *(f"{number:,}" for number in numbers))
     copies = _table("copies", "direction", "copies", "failed", "pages", "bytes")
     for copy in snapshot.copies:
-        copies.add_row(copy.direction, *(f"{number:,}" for number in (copy.transfers, copy.failed, copy.pages, copy.bytes)))
+        copies.add_row(
+            copy.direction, *(f"{number:,}" for number in (copy.transfers, copy.failed, copy.pages, copy.bytes))
+        )
     hits = ", ".join(f"{tier} {pages:,}" for tier, pages in sorted(snapshot.pages_hit.items())) or "none"
     return [state, pools, copies, Text(f"pages looked up {snapshot.pages_requested:,}, hit: {hits}")]
 

@@ -5,7 +5,7 @@ UsageError with the argument's name, its value and the fix.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypedDict
 
 from kvcoord.domain import OPERATION_ID_LENGTH_MAX, PAGE_KEY_BYTES, Agreement, OperationId, PageKey, Rank, Reason, Tier
 from kvcoord.errors import UsageError
@@ -78,18 +78,38 @@ def operation_of(operation: OperationId, *, needed: bool = False) -> OperationId
     return operation
 
 
+class VoteFields(TypedDict, total=False):
+    """What a vote on something of the engine's own may say beyond yes or no."""
+
+    agreement: Agreement | str
+    """How the votes combine; ALL when left out. The same on every rank."""
+
+    value: int | Sequence[PageKey] | None
+    """With a yes: an int for MIN, MAX and EQUAL, keys for INTERSECT."""
+
+    participants: Iterable[Rank]
+    """The ranks that vote, all when left out. The same on every rank."""
+
+    reason: Reason | str | None
+    """With a no; REFUSED when left out."""
+
+    shortfall: Mapping[str, int] | None
+    """With a no: pages missing, by pool."""
+
+
 def agree_of(
     info: Opened,
     operation: OperationId,
     yes: bool,
-    agreement: Agreement | str,
-    value: int | Sequence[PageKey] | None,
-    participants: Iterable[Rank],
-    reason: Reason | str | None,
-    shortfall: Mapping[str, int] | None,
+    *,
     deferred: bool,
+    agreement: Agreement | str = Agreement.ALL,
+    value: int | Sequence[PageKey] | None = None,
+    participants: Iterable[Rank] = (),
+    reason: Reason | str | None = None,
+    shortfall: Mapping[str, int] | None = None,
 ) -> Agree:
-    """A vote of this rank. `participants` are ranks, none for all."""
+    """A vote of this rank: see `VoteFields`."""
     try:
         kind = Agreement(agreement)
     except ValueError:

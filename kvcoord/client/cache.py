@@ -6,52 +6,26 @@ that nobody will see are given back. In lockstep, cancel the same calls on all r
 gives back, it gives back when its answer comes.
 """
 
-import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, Unpack, overload
 
 from kvcoord.client import arguments, reading
-from kvcoord.client.arguments import DeviceSlots
+from kvcoord.client.arguments import DeviceSlots, VoteFields
 from kvcoord.client.awaitable import Lease, Load, Pending
+from kvcoord.client.channel import Channel
 from kvcoord.client.options import ClientOptions
 from kvcoord.client.progress import Landing
 from kvcoord.client.registration import close_pages, create_pages, register_of
 from kvcoord.client.results import Allocation, Match, expect
-from kvcoord.client.session import Asked, Session
-from kvcoord.domain import Agreement, OperationId, PageKey, Rank, Reason, Tier
-from kvcoord.errors import KvcoordError, UsageError
+from kvcoord.client.session import Asked
+from kvcoord.domain import OperationId, PageKey, Tier
+from kvcoord.errors import UsageError
 from kvcoord.memory.pages import PageMemory
 from kvcoord.memory.shared import SharedPages
 from kvcoord.observability.snapshot import WorkerSnapshot
 from kvcoord.protocol import local
 from kvcoord.protocol.local import Acquired, Advanced, Answer, Loaded, Opened, Outcome
-from kvcoord.transport.link import SendResult
-from kvcoord.transport.unix import UnixConnection, UnixTransport
-
-T = TypeVar("T")
-
-_ROOM_INTERVAL_S = 0.005
-"""How often a full socket is tried again."""
-
-
-class _Waiting(Asked[T]):
-    """A call with a future. Nobody wants the answer once the future is done: cancelled, or failed by its deadline."""
-
-    __slots__ = ("future",)
-
-    future: asyncio.Future[T]
-
-    def settle(self, result: T) -> bool:
-        if self.future.done():
-            return False
-        self.future.set_result(result)
-        return True
-
-    def fail(self, error: KvcoordError) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
 
 
 class CacheClient:
@@ -67,15 +41,45 @@ class CacheClient:
         """The group, its geometry, and this rank's pools."""
         self.device: list[PageMemory] = []
         """Device memory of each pool once it is registered: the engine fills and reads its pages."""
-        self._options = options
-        self._loop = asyncio.get_running_loop()
-        self._session = Session(address, options.message_bytes_max, options.calls_open_max)
-        self._connection: UnixConnection | None = None
-        self._unsent: deque[bytes] = deque()
-        self._flushing = False
-        self._alarm: asyncio.TimerHandle | None = None
-        self._pages: list[SharedPages] = []
+        self._limit_s = options.call_timeout_s
+        self._channel = Channel(address, options)
+        self._ask = self._channel.ask
+        self._own_pages: list[SharedPages] = []
         self._layer_count = 0
+
+    async def open(self) -> None:
+        """Connect and open a session. Raises PeerUnavailable when nobody serves there."""
+        await self._channel.open()
+        self.info = await self._channel.ask(local.Open(local.LOCAL_VERSION), reading.read_opened)
+        self._layer_count = max(self.info.layers)
+
+    async def close(self) -> None:
+        """End the session and with it every lease; calls without an answer raise PeerUnavailable. Twice is harmless."""
+        await self._channel.close()
+        self.device = []
+        close_pages(self._own_pages)
+
+    @property
+    def closed(self) -> bool:
+        """Is the session over, closed by either side?"""
+        return bool(self._channel.session.lost)
+
+    async def register(self, pages: Sequence[SharedPages] | None = None) -> None:
+        """Be the rank's engine: share device memory with the worker, and find it in `device`.
+
+        Without `pages` the memory is made for every pool and closed with this client; pages of the caller's own (one
+        for each pool, of the group's geometry) stay the caller's to close, after this client.
+        """
+        if self.device:
+            raise UsageError("pages", len(self.device), "are registered already: once for each session")
+        own = create_pages(self.info) if pages is None else []
+        try:
+            await self._ask(register_of(pages or own, self.info), reading.read_done)
+        except BaseException:
+            close_pages(own)
+            raise
+        self._own_pages = own
+        self.device = [shared.memory for shared in pages or own]
 
     # --- what is cached -------------------------------------------------------------------------------------------
 
@@ -179,55 +183,71 @@ class CacheClient:
 
     @overload
     async def agree(
-        self,
-        operation: OperationId,
-        yes: bool,
-        *,
-        agreement: Agreement | str = Agreement.ALL,
-        value: int | Sequence[PageKey] | None = None,
-        participants: Iterable[Rank] = (),
-        reason: Reason | str | None = None,
-        shortfall: Mapping[str, int] | None = None,
-        deferred: Literal[False] = False,
+        self, operation: OperationId, yes: bool, *, deferred: Literal[False] = False, **vote: Unpack[VoteFields]
     ) -> Outcome: ...
 
     @overload
     async def agree(
-        self,
-        operation: OperationId,
-        yes: bool,
-        *,
-        agreement: Agreement | str = Agreement.ALL,
-        value: int | Sequence[PageKey] | None = None,
-        participants: Iterable[Rank] = (),
-        reason: Reason | str | None = None,
-        shortfall: Mapping[str, int] | None = None,
-        deferred: Literal[True],
+        self, operation: OperationId, yes: bool, *, deferred: Literal[True], **vote: Unpack[VoteFields]
     ) -> Pending: ...
 
     async def agree(
-        self,
-        operation: OperationId,
-        yes: bool,
-        *,
-        agreement: Agreement | str = Agreement.ALL,
-        value: int | Sequence[PageKey] | None = None,
-        participants: Iterable[Rank] = (),
-        reason: Reason | str | None = None,
-        shortfall: Mapping[str, int] | None = None,
-        deferred: bool = False,
+        self, operation: OperationId, yes: bool, *, deferred: bool = False, **vote: Unpack[VoteFields]
     ) -> Outcome | Pending:
-        """Vote on something of the engine's own, under an id that is never used again.
+        """Vote on something of the engine's own, under an id that is never used again. See `VoteFields` for the rest.
 
-        `value` goes with a yes: an int for MIN, MAX and EQUAL, keys for INTERSECT. `participants` are ranks, none for
-        all. `deferred`: the outcome comes with a later `advance`.
+        `deferred` does not wait for the others: the outcome comes with a later `advance`.
         """
-        call = arguments.agree_of(
-            self.info, operation, yes, agreement, value, participants, reason, shortfall, deferred
-        )
+        call = arguments.agree_of(self.info, operation, yes, deferred=deferred, **vote)
         pending = await self._ask(call, self._read_pending)
         return pending if deferred else await pending
 
     async def status(self) -> WorkerSnapshot:
         """What the worker shows of itself."""
         return await self._ask(local.Status(), reading.read_status)
+
+    # --- reading answers ------------------------------------------------------------------------------------------
+
+    def _read_lease(self, asked: Asked[Any], answer: Answer) -> Lease:
+        found = expect(answer, Acquired)
+        return Lease(found, self._channel.session.landings(asked, found), self, self._limit_s)
+
+    def _read_load(self, asked: Asked[Any], answer: Answer) -> Load:
+        found = expect(answer, Loaded)
+        return Load(found, self._channel.session.landings(asked, found), self._limit_s)
+
+    def _read_pending(self, asked: Asked[Any], answer: Answer) -> Pending:
+        operation, outcome, exact = reading.decided(asked, answer)
+        pending = Pending(operation, outcome, self._limit_s)
+        self._channel.session.pending(pending, exact=exact)
+        return pending
+
+
+@asynccontextmanager
+async def connect(
+    address: str,
+    *,
+    call_timeout_s: float = ClientOptions.call_timeout_s,
+    connect_timeout_s: float = ClientOptions.connect_timeout_s,
+    linger_s: float = ClientOptions.linger_s,
+    message_bytes_max: int = ClientOptions.message_bytes_max,
+    calls_open_max: int = ClientOptions.calls_open_max,
+) -> AsyncIterator[CacheClient]:
+    """A session with the worker at `ipc:///path`, closed when the block ends. See `ClientOptions` for the limits.
+
+    Raises PeerUnavailable when nobody serves there, UsageError when the worker is of another release, ConfigError for
+    an address or a limit that cannot be.
+    """
+    options = ClientOptions(
+        call_timeout_s=call_timeout_s,
+        connect_timeout_s=connect_timeout_s,
+        linger_s=linger_s,
+        message_bytes_max=message_bytes_max,
+        calls_open_max=calls_open_max,
+    )
+    client = CacheClient(address, options)
+    try:
+        await client.open()
+        yield client
+    finally:
+        await client.close()

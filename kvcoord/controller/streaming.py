@@ -130,14 +130,17 @@ class StreamingCache:
     # --- writes ---------------------------------------------------------------------------------------------------
 
     def _reserve_write(self, name: OperationId, attempt: int) -> None:
-        """Reserves for what is not on the host, pins what is, and votes."""
+        """Reserves for what is not on the host, pins what is, and votes.
+
+        Whatever else is under way here may be under way on no other rank, or be aborted: it does not count, so that
+        every page of the operation is on the host of every rank when it completes.
+        """
         state, asked = self.state, self._asked[name]
         keys = asked.keys
         resident = state.tree.resident(keys, Tier.HOST)
         kept = [at for start, count in resident for at in range(start, start + count) if not self._set_aside[keys[at]]]
         there = set(kept)
-        on_its_way = state.in_flight[Tier.HOST]
-        missing = [at for at in range(asked.first, len(keys)) if at not in there and keys[at] not in on_its_way]
+        missing = [at for at in range(asked.first, len(keys)) if at not in there]
         op = Operation(OperationKind.WRITE_THROUGH, 0, attempt, Tier.HOST, keys, runs_of(missing))
         op.id, op.path = f"{name}/{attempt}", Path.IMMEDIATE
         op.source_slots = tuple([[pool[at - asked.first] for at in missing] for pool in asked.slots])

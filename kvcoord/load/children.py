@@ -36,6 +36,10 @@ class Child:
         self._errors: deque[str] = deque(maxlen=ERROR_LINES_KEPT)
         self._reading = asyncio.create_task(self._read_errors())
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def say(self, message: msgspec.Struct) -> None:
         """One line to its standard input."""
         assert self._process.stdin is not None

@@ -4,7 +4,6 @@ Run as `python -m kvcoord.load.driver`; its plan is the first line of its standa
 """
 
 import gc
-import os
 import signal
 import socket
 import sys

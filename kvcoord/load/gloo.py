@@ -1,4 +1,4 @@
-"""The peer that a replay is compared with: ranks that agree by a blocking all_reduce(MIN), as engines do without kvcoord.
+"""The peer that a replay is compared with: ranks that agree by a blocking all_reduce(MIN), as engines do today.
 
 `GlooConsensus` is one more way for the cache logic to learn what all ranks can do: every decision is a collective on
 the thread that serves the engine, and copies end in order of submission, as many as are over on all ranks. The rest of
@@ -69,10 +69,7 @@ class GlooConsensus:
             raise UsageError("agreement", vote.agreement.value, "only ALL is played with a collective")
         names = [pool.name for pool in (*self._pools.device, *self._pools.host)]
         shortfalls = [-vote.shortfall.get(name, 0) for name in names]
-        if vote.yes:
-            no = [1, NONE, NONE]
-        else:
-            no = [0, self._rank, REASONS.index(vote.reason or Reason.REFUSED)]
+        no = [1, NONE, NONE] if vote.yes else [0, self._rank, REASONS.index(vote.reason or Reason.REFUSED)]
         yes, rank, reason, *missing = _minimum([*no, *shortfalls])
         if yes:
             return Decision(vote.operation, Outcome.COMMIT)

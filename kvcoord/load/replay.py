@@ -18,7 +18,7 @@ import msgspec
 
 import kvcoord
 from kvcoord.client.failures import exception_of
-from kvcoord.errors import DeadlineExceeded, KvcoordError, PeerUnavailable
+from kvcoord.errors import DeadlineExceeded
 from kvcoord.load.children import Child, Children
 from kvcoord.load.dialogue import DriverFailed, DriverReport, FromDriver, Progress, Ready, Settled, Settling, Start
 from kvcoord.load.plan import Agreeing, ReplayPlan, worker_address

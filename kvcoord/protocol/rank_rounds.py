@@ -48,12 +48,25 @@ class RankRounds:
             raise UsageError("step", round_number, f"lag={self.lag}: verdict {self.verdict_next} has to come first")
         if self.first_round < 0:
             self.first_round = round_number
+        self.last_frame = round_number
+        if round_number <= self.last_verdict:
+            return self._frame_after_verdict(epoch, round_number, free, digest)
         frame = Frame(epoch, round_number, self._votes, list(self._acks.values()), free, digest)
         self._votes = []
         self._acks.clear()
         self._frames[round_number] = (frame, now)
-        self.last_frame = round_number
         return frame
+
+    def _frame_after_verdict(self, epoch: int, round_number: int, free: list[int], digest: int) -> Frame:
+        """A frame of a round that was closed without this rank, which has learned so from another rank's report.
+
+        Only its digest matters any more, and nothing will answer it: what was said waits for the next frame.
+        """
+        decided = {decision.operation for decision in self._verdicts[round_number].decisions}
+        self._votes = [vote for vote in self._votes if vote.operation not in decided]
+        for operation in decided:
+            self._undecided.pop(operation, None)
+        return Frame(epoch, round_number, [], [], free, digest)
 
     def due(self, step: int) -> int | None:
         """The round whose verdict is applied at the start of `step`, None when there was none so long ago."""
