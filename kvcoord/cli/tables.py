@@ -51,9 +51,7 @@ def _groups(groups: list[GroupSnapshot]) -> Table:
         colour, reason = ("green", "") if group.ready else ("red", f": {group.reason}")
         table.add_row(
             _plain(group.name),
-            f"[green]{_plain(group.state)}[/]"
-            if group.ready
-            else f"[red]{_plain(f'{group.state}: {group.reason}')}[/]",
+            f"[{colour}]{_plain(group.state + reason)}[/]",
             str(group.epoch),
             f"{present}/{group.world_size}",
             str(group.round),

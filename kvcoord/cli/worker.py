@@ -9,7 +9,7 @@ from kvcoord.cli.options import ProcessOptions, config_option, load_config, null
 from kvcoord.config import WorkerConfig
 from kvcoord.observability.logs import configure
 from kvcoord.runtime.process import run
-from kvcoord.runtime.worker import serve
+from kvcoord.runtime.serving import serve
 
 
 @click.command()

@@ -34,7 +34,7 @@ def keys_of(page_keys: Sequence[PageKey], name: str = "page_keys") -> bytes:
 
 
 def slots_of(device_slots: DeviceSlots, info: Opened, pages_max: int | None = None) -> Slots:
-    """One list of slots for each pool, equally long, at most `pages_max`. Copied: the caller may go on using its own."""
+    """One list of slots for each pool, equally long, at most `pages_max`. Copied: the caller keeps its own."""
     pool_count = len(info.pools)
     try:
         if pool_count == 1 and not (device_slots and isinstance(device_slots[0], Sequence)):

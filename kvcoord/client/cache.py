@@ -14,7 +14,14 @@ from kvcoord.client import arguments, reading
 from kvcoord.client.arguments import DeviceSlots, VoteFields
 from kvcoord.client.awaitable import Lease, Load, Pending
 from kvcoord.client.channel import Channel
-from kvcoord.client.options import ClientOptions
+from kvcoord.client.options import (
+    CALL_TIMEOUT_S,
+    CALLS_OPEN_MAX,
+    CONNECT_TIMEOUT_S,
+    LINGER_S,
+    MESSAGE_BYTES_MAX,
+    ClientOptions,
+)
 from kvcoord.client.progress import Landing
 from kvcoord.client.registration import close_pages, create_pages, register_of
 from kvcoord.client.results import Allocation, Match, expect
@@ -227,11 +234,11 @@ class CacheClient:
 async def connect(
     address: str,
     *,
-    call_timeout_s: float = ClientOptions.call_timeout_s,
-    connect_timeout_s: float = ClientOptions.connect_timeout_s,
-    linger_s: float = ClientOptions.linger_s,
-    message_bytes_max: int = ClientOptions.message_bytes_max,
-    calls_open_max: int = ClientOptions.calls_open_max,
+    call_timeout_s: float = CALL_TIMEOUT_S,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    linger_s: float = LINGER_S,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+    calls_open_max: int = CALLS_OPEN_MAX,
 ) -> AsyncIterator[CacheClient]:
     """A session with the worker at `ipc:///path`, closed when the block ends. See `ClientOptions` for the limits.
 

@@ -1,9 +1,18 @@
 """The limits of one client, the same for both kinds. Pure."""
 
+from typing import Final
+
 import msgspec
 
 from kvcoord.errors import ConfigError
 from kvcoord.transport.link import PREFIX_BYTES, LinkLimits
+
+
+CALL_TIMEOUT_S: Final = 90.0
+CONNECT_TIMEOUT_S: Final = 5.0
+LINGER_S: Final = 1.0
+MESSAGE_BYTES_MAX: Final = 4 << 20
+CALLS_OPEN_MAX: Final = 65536
 
 
 class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,11 +22,11 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     default), so that a lost group is told by name. `message_bytes_max` is the worker's.
     """
 
-    call_timeout_s: float = 90.0
-    connect_timeout_s: float = 5.0
-    linger_s: float = 1.0
-    message_bytes_max: int = 4 << 20
-    calls_open_max: int = 65536
+    call_timeout_s: float = CALL_TIMEOUT_S
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
+    linger_s: float = LINGER_S
+    message_bytes_max: int = MESSAGE_BYTES_MAX
+    calls_open_max: int = CALLS_OPEN_MAX
 
     def __post_init__(self) -> None:
         if self.call_timeout_s < 0.001:

@@ -162,7 +162,7 @@ class Landing(Watched):
 
 
 def missing(landings: Sequence[Landing], layers: int) -> Landing | None:
-    """The first copy of which `layers` layers have not landed yet, None when all have. Raises its error if it failed."""
+    """The first copy of which `layers` layers have not landed yet, None when all have. Raises its error."""
     for landing in landings:
         if landing.layers < layers:
             if landing.error is not None:

@@ -42,7 +42,7 @@ class Holder(Protocol):
 
 
 class Loading:
-    """Pages that may still be on their way to the device. `landings`: copies that must land, this call's own the last."""
+    """Pages that may still be on their way to the device. `landings`: copies that must land, the own the last."""
 
     __slots__ = ("landings", "operation", "outcome")
 
@@ -56,7 +56,7 @@ class Loading:
 
     @property
     def error(self) -> str:
-        """Why this rank's copy failed, as far as is known; empty when it did not. The loaded pages are then undefined."""
+        """Why this rank's copy failed, as far as is known; empty when it did not. The pages are then undefined."""
         for landing in self.landings:
             if landing.error is not None:
                 return landing.error.cause if isinstance(landing.error, TransferFailed) else str(landing.error)

@@ -158,7 +158,7 @@ class Session:
         self._landings.fail(PeerUnavailable(self.address, cause))
 
     def expire(self, now: float, limit_s: float) -> float | None:
-        """Fails the calls whose deadline has passed; late answers are still read. The next deadline, if there is one."""
+        """Fails the calls whose deadline has passed; late answers are still read. Returns the next deadline."""
         following: float | None = None
         for asked in list(self._open.values()):
             if asked.deadline <= now:

@@ -107,6 +107,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     coordinators: list[Address] = msgspec.field(default_factory=lambda: [COORDINATOR_ADDRESS])
     """Addresses of the coordinators, the preferred one first, in the same order on all ranks."""
 
+    embed_coordinator: bool = False
+    """Rank 0's worker also runs the coordinator, at the first of these addresses: no process of its own is needed."""
+
     device_pages: PositiveInt = 4096
     """Pages that each pool holds in device memory. Ranks may differ; the smallest counts."""
 

@@ -26,7 +26,7 @@ from kvcoord.load.report import ReplayReport, differences, summarize
 from kvcoord.observability.snapshot import WorkerSnapshot
 from kvcoord.runtime.exits import cause_of
 
-COMMAND: Final = ("-c", "from kvcoord.cli import main; main()")
+COMMAND: Final = ("-m", "kvcoord")
 
 SERVING: Final = ("--print-ready", "--exit-with-parent")
 

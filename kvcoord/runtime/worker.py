@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from typing import TypeVarTuple
 
 import msgspec
 
@@ -19,7 +20,7 @@ from kvcoord.controller.effects import Reply, StartCopy
 from kvcoord.controller.worker import WorkerEffect, WorkerMachine, failed
 from kvcoord.dma.transfer import Transfer
 from kvcoord.domain import OperationId, Reason
-from kvcoord.errors import FrameError, KvcoordError, UsageError
+from kvcoord.errors import FrameError, JoinRefused, KvcoordError, UsageError
 from kvcoord.observability.recorder import FlightRecorder
 from kvcoord.observability.snapshot import WorkerSnapshot
 from kvcoord.protocol.codec import Decoder, coordinator_decoder, encode
@@ -49,6 +50,8 @@ from kvcoord.transport.link import LinkLimits, Listener, SendResult, Transport
 
 log = logging.getLogger(__name__)
 
+Arguments = TypeVarTuple("Arguments")
+
 MakeMachine = Callable[[WorkerConfig, int], WorkerMachine]
 
 
@@ -67,7 +70,7 @@ def link_limits(config: WorkerConfig) -> LinkLimits:
 class Worker:
     """One rank's worker. `local` serves the engine, `remote` reaches the coordinators.
 
-    `ended` is done with an exit code when the worker cannot go on: 3 when its join is refused.
+    `ended` gets the error when the worker cannot go on: its join was refused, or its machine raised.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class Worker:
     ) -> None:
         self.config = config
         self.recorder = recorder
-        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self.started_at = time.monotonic()
         self.incarnation = 0
         self.ignored: dict[str, int] = {}
@@ -147,6 +150,9 @@ class Worker:
     # --- the engine -----------------------------------------------------------------------------------------------
 
     def _asked(self, batch: list[tuple[bytes, bytes]]) -> None:
+        self._safely(self._take_calls, batch)
+
+    def _take_calls(self, batch: list[tuple[bytes, bytes]]) -> None:
         now = self._loop.time()
         for peer, payload in batch:
             session = self._session(peer)
@@ -247,6 +253,9 @@ class Worker:
     # --- the group ------------------------------------------------------------------------------------------------
 
     def _heard(self, batch: list[bytes]) -> None:
+        self._safely(self._take_messages, batch)
+
+    def _take_messages(self, batch: list[bytes]) -> None:
         now = self._loop.time()
         for payload in batch:
             try:
@@ -258,6 +267,9 @@ class Worker:
         self._flush()
 
     def _rang(self) -> None:
+        self._safely(self._tick)
+
+    def _tick(self) -> None:
         self._perform(self.machine.tick(self._loop.time()))
         self._flush()
 
@@ -265,6 +277,9 @@ class Worker:
 
     def _copy_ended(self, operation: OperationId, error: Reason | None) -> None:
         self._transfers.pop(operation, None)
+        self._safely(self._take_end, operation, error)
+
+    def _take_end(self, operation: OperationId, error: Reason | None) -> None:
         self._perform(self.machine.copy_ended(operation, error, self._loop.time()))
         if self.machine.left and not self.machine.copies_open:
             self._begin_again()
@@ -304,8 +319,8 @@ class Worker:
             else:
                 self._note(effect)
         failure = self.machine.failure
-        if failure is not None and failure.error == "JoinRefused" and not self.ended.done():
-            self.ended.set_result(3)
+        if failure is not None and failure.error == "JoinRefused":
+            self._end(JoinRefused(*failure.fields))  # type: ignore[arg-type]
 
     def _send_up(self, message: FromRank) -> None:
         self.uplink.send(encode(message))
@@ -333,6 +348,20 @@ class Worker:
         if self._listener.send(peer, encode(message)) is SendResult.FULL:
             log.error("session %d does not read its answers: it is closed for the engine to notice", session)
             self._ignore("session_full")
+
+    def _safely(self, act: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
+        """A machine that raised is not asked again: what it holds cannot be trusted, and the process ends with why."""
+        if self.ended.done():
+            return
+        try:
+            act(*arguments)
+        except Exception as error:
+            log.exception("the worker stops")
+            self._end(error)
+
+    def _end(self, error: Exception) -> None:
+        if not self.ended.done():
+            self.ended.set_result(error)
 
     def _ignore(self, cause: str) -> None:
         self.ignored[cause] = self.ignored.get(cause, 0) + 1

@@ -123,6 +123,7 @@ class Cluster:
             Coordinator(f"c{index}", index + 1, limits or GroupLimits()) for index in range(coordinators)
         ]
         self.ranks: dict[str, Rank] = {}
+        self._incarnation = 99
         for rank in range(ranks):
             self.add(f"r{rank}", rank)
 
@@ -140,11 +141,12 @@ class Cluster:
         group: str = GROUP,
     ) -> Rank:
         """A new process for a rank, not started yet. Each has an incarnation of its own."""
+        self._incarnation += 1
         identity = Identity(
             group=group,
             rank=rank,
             world_size=world_size or self.world_size,
-            incarnation=100 + len(self.ranks),
+            incarnation=self._incarnation,
             fingerprint=FINGERPRINT | (fingerprint or {}),
         )
         counts = free or self.free
@@ -164,6 +166,13 @@ class Cluster:
         for name in names or list(self.ranks):
             rank = self.ranks[name]
             self.perform(rank, rank.machine.start(self.now))
+
+    def replace(self, name: str) -> Rank:
+        """The process is gone without a word, and a new one with the same settings takes its place; not started yet."""
+        old = self.ranks[name]
+        new = self.add(name, old.machine.identity.rank)
+        new.connection = old.connection + 100
+        return new
 
     def kill(self, name: str) -> None:
         """The process is gone without a word."""

@@ -44,6 +44,12 @@ class Owner:
         self.digest.begin()
         self.step = 0
 
+    def replaced_by(self, rank: Rank) -> None:
+        """The process has died, and this is its next life."""
+        self.rank = rank
+        self._seen = 0
+        self.begin()
+
     def vote(self, operation: OperationId, participants: int, agreement: Agreement) -> Vote:
         value: int | list[bytes] | None = None
         if agreement is Agreement.EQUAL:
@@ -192,6 +198,13 @@ class Run:
                 self.cluster.perform(owner.rank, owner.effects)
 
     def _break_something(self) -> None:
+        if self.random.random() < 0.3:
+            name = self.random.choice(list(self.owners))
+            owner = self.owners[name]
+            owner.replaced_by(self.cluster.replace(name))
+            self.cluster.start(name)
+            self.trace.append(f"{self.cluster.now:.2f} {name} restarted")
+            return
         index = self.random.randrange(len(self.cluster.coordinators))
         if self.cluster.coordinators[index].machine is None or self.random.random() < 0.5:
             self.cluster.restart(index)
