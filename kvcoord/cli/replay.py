@@ -30,29 +30,21 @@ INTERRUPTED: Final = 130
 """What a shell expects of a command that ctrl-C has ended."""
 
 
-class _PageCounts(click.ParamType):
+def _page_counts(value: str) -> tuple[int, ...]:
     """`N`, or `N,N,...` with one number for each rank."""
-
-    name = "pages"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        try:
-            return tuple(int(part) for part in str(value).split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a number, nor numbers with commas between", param, ctx)
+    try:
+        return tuple(int(part) for part in value.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not a number, nor numbers with commas between") from error
 
 
-class _OfRank(click.ParamType):
+def _of_rank(value: str) -> tuple[int, float]:
     """`RANK=SECONDS`."""
-
-    name = "rank=seconds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
-        rank, _, seconds = str(value).partition("=")
-        try:
-            return int(rank), float(seconds)
-        except ValueError:
-            self.fail(f"{value!r} is not RANK=SECONDS, for example 1=0.05", param, ctx)
+    rank, _, seconds = value.partition("=")
+    try:
+        return int(rank), float(seconds)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not RANK=SECONDS, for example 1=0.05") from error
 
 
 def _choice(values: type[WritePolicy] | type[EvictionPolicy] | type[Agreeing]) -> click.Choice[str]:
@@ -69,8 +61,12 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
         click.option("--lag", type=click.IntRange(1), help="Steps until a verdict applies. Default: pp."),
         click.option("--requests", "requests_max", type=click.IntRange(1), help="Play only so many requests."),
         click.option("--pools", type=click.Choice(["unlimited"]), help="Pools that hold the whole trace."),
-        click.option("--device-pages", type=_PageCounts(), help="On device: N, or one for each rank, N,N."),
-        click.option("--host-pages", type=_PageCounts(), help="On the host: N, or one for each rank, N,N."),
+        click.option(
+            "--device-pages", type=_page_counts, metavar="N[,N...]", help="On device: N, or one for each rank, N,N."
+        ),
+        click.option(
+            "--host-pages", type=_page_counts, metavar="N[,N...]", help="On the host: N, or one for each rank, N,N."
+        ),
         click.option("--page-bytes", type=click.IntRange(1), help="Bytes of a page in one layer. Default: 256."),
         click.option("--layers", type=click.IntRange(1), help="Layers on one rank. Default: 4."),
         click.option("--policy", type=_choice(WritePolicy), help="When pages go to the host. Default: write-through."),
@@ -78,8 +74,22 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
         click.option("--agreement", type=_choice(Agreeing), help="How the ranks agree. Default: kvcoord."),
         click.option("--settle", is_flag=True, help="Let every operation end before the next request."),
         click.option("--speed-up", type=float, help="Requests arrive so much faster. Default: they do not wait."),
-        click.option("--slow-copy", "slow_copy_s", type=_OfRank(), multiple=True, help="Delay copies of a rank."),
-        click.option("--jitter", "jitter_s", type=_OfRank(), multiple=True, help="Delay steps of a rank at random."),
+        click.option(
+            "--slow-copy",
+            "slow_copy_s",
+            type=_of_rank,
+            metavar="RANK=SECONDS",
+            multiple=True,
+            help="Delay copies of a rank.",
+        ),
+        click.option(
+            "--jitter",
+            "jitter_s",
+            type=_of_rank,
+            metavar="RANK=SECONDS",
+            multiple=True,
+            help="Delay steps of a rank at random.",
+        ),
     ]
     for decorate in reversed(decorators):
         function = decorate(function)

@@ -9,7 +9,7 @@ from typing import Final, TypedDict
 
 from kvcoord.domain import OPERATION_ID_LENGTH_MAX, PAGE_KEY_BYTES, Agreement, OperationId, PageKey, Rank, Reason, Tier
 from kvcoord.errors import UsageError
-from kvcoord.protocol.local import Agree, Opened, Slots, join_keys
+from kvcoord.protocol.local import Agree, LoadBack, Opened, Slots, WriteThrough, join_keys
 
 DeviceSlots = Sequence[int] | Sequence[Sequence[int]]
 """Slots of the group's only pool, or one list for each pool, in the group's order."""
@@ -76,6 +76,20 @@ def operation_of(operation: OperationId, *, needed: bool = False) -> OperationId
         fix = f"name the operation alike on all ranks, with 1 to {OPERATION_ID_LENGTH_MAX} characters"
         raise UsageError("operation", operation, fix)
     return operation
+
+
+def write_of(
+    info: Opened, page_keys: Sequence[PageKey], device_slots: DeviceSlots, operation: OperationId, deferred: bool
+) -> WriteThrough:
+    """A write of the last pages of a path, as many as there are slots."""
+    keys = keys_of(page_keys)
+    slots = slots_of(device_slots, info, len(page_keys))
+    return WriteThrough(keys, slots, 0, operation_of(operation), bool(deferred))
+
+
+def load_of(info: Opened, page_keys: Sequence[PageKey], device_slots: DeviceSlots, operation: OperationId) -> LoadBack:
+    """A load-back whose layers are reported one by one."""
+    return LoadBack(keys_of(page_keys), slots_of(device_slots, info), operation_of(operation), False)
 
 
 class VoteFields(TypedDict, total=False):

@@ -70,7 +70,7 @@ class Ticket(Asked[T]):
 
 
 class BlockingChannel:
-    """Connects when made. Raises PeerUnavailable when nobody serves there, ConfigError when the address cannot be one."""
+    """Connects when made. Raises PeerUnavailable when nobody serves there, ConfigError when the address is none."""
 
     def __init__(self, address: str, options: ClientOptions) -> None:
         self.session = Session(address, options.message_bytes_max, options.calls_open_max)
@@ -81,6 +81,12 @@ class BlockingChannel:
         """Queues one call."""
         ticket = Ticket(call, read, landing, self)
         self.session.ask(ticket)
+        return ticket
+
+    def answered(self, call: Call, result: T) -> Ticket[T]:
+        """A ticket for what needs no call."""
+        ticket: Ticket[T] = Ticket(call, lambda asked, answer: result, None, self)
+        ticket.settle(result)
         return ticket
 
     def flush(self) -> None:

@@ -80,13 +80,14 @@ class CacheClient:
         if self.device:
             raise UsageError("pages", len(self.device), "are registered already: once for each session")
         own = create_pages(self.info) if pages is None else []
+        shared = own if pages is None else pages
         try:
-            await self._ask(register_of(pages or own, self.info), reading.read_done)
+            await self._ask(register_of(shared, self.info), reading.read_done)
         except BaseException:
             close_pages(own)
             raise
         self._own_pages = own
-        self.device = [shared.memory for shared in pages or own]
+        self.device = [each.memory for each in shared]
 
     # --- what is cached -------------------------------------------------------------------------------------------
 
@@ -159,9 +160,7 @@ class CacheClient:
         The slots then belong to the cache. An engine without lockstep keeps them, and names the `operation` alike on
         all ranks. `deferred` does not wait for a vote: the outcome comes with a later `advance`.
         """
-        slots = arguments.slots_of(device_slots, self.info, len(page_keys))
-        named = arguments.operation_of(operation)
-        call = local.WriteThrough(arguments.keys_of(page_keys), slots, 0, named, bool(deferred))
+        call = arguments.write_of(self.info, page_keys, device_slots, operation, deferred)
         pending = await self._ask(call, self._read_pending)
         return pending if deferred else await pending
 
@@ -172,8 +171,7 @@ class CacheClient:
 
         Returns when the outcome is known; `await load.layer(index)` and `await load` follow the copy.
         """
-        slots = arguments.slots_of(device_slots, self.info)
-        call = local.LoadBack(arguments.keys_of(page_keys), slots, arguments.operation_of(operation))
+        call = arguments.load_of(self.info, page_keys, device_slots, operation)
         return await self._ask(call, self._read_load, Landing(self._layer_count))
 
     # --- the group ------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import msgspec
 from kvcoord.errors import ConfigError
 from kvcoord.transport.link import PREFIX_BYTES, LinkLimits
 
-
 CALL_TIMEOUT_S: Final = 90.0
 CONNECT_TIMEOUT_S: Final = 5.0
 LINGER_S: Final = 1.0

@@ -134,6 +134,8 @@ class Session:
 
     def receive(self, payload: bytes) -> None:
         """One message of the worker. Settles calls; a message that makes no sense ends the session."""
+        if self.lost:
+            return
         try:
             message = self._decoder.decode(payload)
             if isinstance(message, Landed):

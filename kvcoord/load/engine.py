@@ -9,17 +9,17 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Final
 
-from kvcoord.client import BlockingCacheClient, Lease, Ticket
+from kvcoord.client import BlockingCacheClient, BlockingLease, PendingOutcome, Ticket
 from kvcoord.domain import Aborted, PageKey, Reason
 from kvcoord.load.dialogue import DriverPlan, Tally
 from kvcoord.load.pace import Pace
 from kvcoord.load.pages import EnginePages
 from kvcoord.load.trace import Request
-from kvcoord.protocol.local import Advanced, Done, Outcome, Written
+from kvcoord.protocol.local import Advanced, Outcome
 
 FULL: Final = (Reason.DEVICE_FULL, Reason.AUXILIARY_FULL)
 
-HandedIn = tuple[Ticket[Written], Ticket[Done]]
+HandedIn = tuple[Ticket[PendingOutcome], Ticket[None]]
 
 SettledEverywhere = Callable[[int], bool]
 """Given this rank's open operations: whether no rank has any."""
@@ -40,7 +40,7 @@ class Engine:
         self._pace = pace
         self._settled = settled
         self._step_number = 0
-        self._lease: Lease | None = None
+        self._lease: BlockingLease | None = None
         """What the last step computed under, until the next step hands it in."""
 
     def serve(self, request: Request) -> None:
@@ -69,7 +69,7 @@ class Engine:
         for _ in range(self._plan.lag + 1):
             self._advance_step()
 
-    def _acquire_step(self, keys: list[PageKey]) -> Lease:
+    def _acquire_step(self, keys: list[PageKey]) -> BlockingLease:
         """A step with a request: acquires, verifies, fills."""
         cache = self._cache
         self._pace.begin_step()
@@ -122,7 +122,7 @@ class Engine:
         if isinstance(outcome, Aborted):
             self.tally.aborts_first.setdefault(outcome.reason, outcome)
 
-    def _compute(self, lease: Lease, keys: list[PageKey]) -> None:
+    def _compute(self, lease: BlockingLease, keys: list[PageKey]) -> None:
         """Reads every page that was cached, writes every page that was not."""
         slots, cached = lease.slots[0], lease.device_pages + lease.host_pages
         self.tally.pages_loaded += sum(count for _, count in lease.loaded)
@@ -133,7 +133,7 @@ class Engine:
             self.tally.pages_corrupt += self._pages.count_corrupt(keys[:cached], slots[:cached])
         self._pages.fill(keys[cached:], slots[cached:])
 
-    def _may_fit_later(self, lease: Lease, keys: list[PageKey]) -> bool:
+    def _may_fit_later(self, lease: BlockingLease, keys: list[PageKey]) -> bool:
         """Whether an acquire that was aborted is worth another try. Ranks that decide alone cannot know it together."""
         outcome = lease.outcome
         full = isinstance(outcome, Aborted) and outcome.reason in FULL

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-import kvcoord
+from kvcoord.client import connect
 from kvcoord.client.failures import exception_of
 from kvcoord.errors import DeadlineExceeded
 from kvcoord.load.children import Child, Children
@@ -27,6 +27,8 @@ from kvcoord.observability.snapshot import WorkerSnapshot
 from kvcoord.runtime.exits import cause_of
 
 COMMAND: Final = ("-m", "kvcoord")
+
+GLOO: Final = ("-m", "kvcoord.load.gloo")
 
 SERVING: Final = ("--print-ready", "--exit-with-parent")
 
@@ -109,7 +111,7 @@ class _Run:
             path = self._write(f"rank{rank}", self._plan.worker(rank, self._folder))
             arguments = [*COMMAND, "worker", "--config", path, *SERVING]
             if self._plan.options.agreement is Agreeing.GLOO:
-                arguments = ["-m", "kvcoord.load.gloo", path, str(self._folder / "gloo")]
+                arguments = [*GLOO, path, str(self._folder / "gloo")]
             self._services.append(await self._children.start(f"worker of rank {rank}", arguments))
         async with TaskGroup() as tasks:
             for service in self._services:
@@ -174,7 +176,7 @@ class _Run:
             await asyncio.sleep(DIVERGENCE_POLL_S)
 
     async def _status(self, rank: int) -> WorkerSnapshot:
-        async with kvcoord.connect(worker_address(self._folder, rank)) as onlooker:
+        async with connect(worker_address(self._folder, rank)) as onlooker:
             return await onlooker.status()
 
     def _write(self, name: str, config: msgspec.Struct) -> str:

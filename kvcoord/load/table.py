@@ -38,10 +38,8 @@ def _rows(report: ReplayReport) -> list[tuple[str, str | Text]]:
             f"p50 {report.step_us_p50:,.0f} us, p99 {report.step_us_p99:,.0f} us "
             f"({report.advance_share:.0%} until advance was answered)",
         ),
-        (
-            "pages verified",
-            _verdict(f"{report.pages_verified:,}, {report.pages_corrupt:,} wrong", report.pages_corrupt),
-        ),
+        ("pages verified", f"{report.pages_verified:,}"),
+        ("pages corrupt", _verdict(f"{report.pages_corrupt:,}", report.pages_corrupt)),
         ("pages leaked", _verdict(f"{report.pages_leaked:,}", report.pages_leaked)),
         ("digests equal", _verdict("yes" if report.digests_equal else "no", not report.digests_equal)),
         *_trouble(report),

@@ -347,5 +347,5 @@ def _misfit(reports: Mapping[Rank, Report]) -> Refused | None:
         if len(report.free) != pools:
             return Refused("mismatch", "pools", rank, len(report.free), reference, pools)
         if report.lockstep != lockstep:
-            return Refused("mismatch", "lockstep", rank, report.lockstep, reference, lockstep)
+            return Refused("mismatch", "lockstep", rank, str(report.lockstep), reference, str(lockstep))
     return None

@@ -1,6 +1,7 @@
 """What an engine of a replay reads and writes: every wrong byte is seen, and only those pages are counted."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -43,9 +44,7 @@ def test_pages_beside_the_filled_ones_are_left_alone(memory: PageMemory, pages: 
 
 
 @pytest.mark.parametrize("layer", range(3))
-def test_one_wrong_byte_in_any_layer_makes_one_corrupt_page(
-    memory: PageMemory, pages: EnginePages, layer: int
-) -> None:
+def test_one_wrong_byte_in_any_layer_makes_one_corrupt_page(memory: PageMemory, pages: EnginePages, layer: int) -> None:
     pages.fill(KEYS, SLOTS)
     memory.view(layer, 3)[99] ^= 1
     assert pages.count_corrupt(KEYS, SLOTS) == 1
@@ -64,6 +63,4 @@ def test_runs_of_neighbours_name_every_slot_once_in_order(slots: Sequence[int]) 
     runs = list(adjacent(slots))
     assert [slot + at for _, slot, count in runs for at in range(count)] == slots
     assert [first for first, _, _ in runs] == [sum(count for _, _, count in runs[:at]) for at in range(len(runs))]
-    assert all(
-        slot + count != following for (_, slot, count), (_, following, _) in zip(runs, runs[1:], strict=False)
-    )
+    assert all(slot + count != following for (_, slot, count), (_, following, _) in pairwise(runs))

@@ -1,7 +1,7 @@
 """Ranks and coordinators in one thread, joined by a network that delivers what it is told to. The clock is set by hand.
 
 Every message goes through the codec. A rank's connection is a peer of its coordinator; after an Attach the old one is
-closed: what still comes over it to the rank is dropped, as its shell would do, and what was sent over it may arrive late.
+closed: what still comes over it to the rank is dropped, as its shell would do; what was sent over it may arrive late.
 """
 
 from collections.abc import Callable
@@ -184,6 +184,15 @@ class Cluster:
 
     def restart(self, index: int) -> None:
         self.coordinators[index].restart()
+
+    def lose_connection(self, rank: Rank) -> None:
+        """The transport tells both ends that the connection is gone, with what was on it."""
+        peer = rank.peer
+        self.drop(lambda envelope: envelope.peer == peer)
+        coordinator = self.coordinators[rank.coordinator]
+        if coordinator.machine is not None:
+            self._serve(coordinator, coordinator.machine.gone(peer, self.now))
+        self.perform(rank, rank.machine.gone(self.now))
 
     # --- effects --------------------------------------------------------------------------------------------------
 

@@ -7,10 +7,11 @@ quiet, and all that was begun has to end. What must hold at every moment is chec
 import random
 from collections.abc import Iterator
 
-from kvcoord.domain import Agreement, OperationId, OperationKind, Outcome, Rank as RankNumber, Reason
+from kvcoord.domain import Agreement, OperationId, OperationKind, Outcome, Reason
+from kvcoord.domain import Rank as RankNumber
 from kvcoord.protocol.digest import Digest
 from kvcoord.protocol.effects import Activated, Apply
-from kvcoord.protocol.messages import Ack, Alive, Completion, Decision, Entry, Heartbeat, Verdict, Vote
+from kvcoord.protocol.messages import Ack, Alive, Completion, Entry, Heartbeat, Verdict, Vote
 from kvcoord.protocol.rank import RankLimits
 from tests.protocol.cluster import Cluster, Envelope, Rank
 from tests.protocol.show import show

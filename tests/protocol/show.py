@@ -5,14 +5,20 @@ from enum import Enum
 import msgspec
 
 from kvcoord.protocol import messages
+from kvcoord.protocol.effects import Activated, Note
 from kvcoord.protocol.messages import epoch_number
 
 _ALWAYS = {"ok", "outcome", "operation", "yes", "round", "missing"}
-_NEVER = {"version", "group", "world_size", "coordinator"}
+_NEVER = {"version", "group", "world_size", "coordinator", "fingerprint"}
 
 
 def show(value: object) -> str:
     """A struct as `Name field=value ...`; fields with their default value are left out."""
+    if isinstance(value, Activated):
+        return f"Activated {'fresh' if value.fresh else 'resumed'}"
+    if isinstance(value, Note):
+        words = [f"notes {value.kind}", value.operation, *(f"{k}={_plain(v)}" for k, v in value.detail.items())]
+        return " ".join(word for word in words if word and not word.startswith("group="))
     if not isinstance(value, msgspec.Struct):
         return _plain(value)
     words = [type(value).__name__]
@@ -46,9 +52,10 @@ def _plain(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, bytes):
-        return value.decode()
+        return value.decode(errors="backslashreplace")
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_plain, value)) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_plain(item)}" for key, item in value.items()) + "}"
+        items = ((key, item) for key, item in value.items() if key != "group")
+        return "{" + ", ".join(f"{key}: {_plain(item)}" for key, item in items) + "}"
     return str(value)

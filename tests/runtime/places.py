@@ -76,4 +76,3 @@ class Place:
         for shell in shells:
             await shell.active()
         return shells
-

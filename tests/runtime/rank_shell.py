@@ -9,14 +9,14 @@ from kvcoord.domain import OperationKind, Reason
 from kvcoord.errors import FrameError
 from kvcoord.protocol.codec import coordinator_decoder, encode
 from kvcoord.protocol.effects import Activated, Apply, Attach, LogWanted, RankEffect, SendUp
-from kvcoord.protocol.messages import FromRank, Vote
+from kvcoord.protocol.messages import FromRank, StatusReply, Vote
 from kvcoord.protocol.rank import Identity, RankLimits, RankMachine
 from kvcoord.runtime.alarm import Alarm
 from kvcoord.transport.link import Connection, LinkLimits, Transport
 
 _INCARNATIONS = itertools.count(1)
 
-POOLS = {"pools": "kv"}
+POOLS: dict[str, str | int] = {"pools": "kv"}
 
 
 class RankShell:
@@ -45,6 +45,7 @@ class RankShell:
             identity, len(addresses), 1, limits or RankLimits(), lambda: [8, 9], lockstep=lockstep
         )
         self.effects: list[RankEffect] = []
+        self.statuses: list[StatusReply] = []
         self._transport = transport
         self._addresses = addresses
         self._loop = asyncio.get_running_loop()
@@ -103,13 +104,12 @@ class RankShell:
 
     async def applied(self, operation: str) -> Apply:
         """The first entry about this operation."""
+        await self.until(lambda: self.has_applied(operation))
+        entries = [effect for effect in self.effects if isinstance(effect, Apply)]
+        return next(effect for effect in entries if effect.entry.operation == operation)
 
-        def found() -> list[Apply]:
-            entries = [effect for effect in self.effects if isinstance(effect, Apply)]
-            return [effect for effect in entries if effect.entry.operation == operation]
-
-        await self.until(lambda: bool(found()))
-        return found()[0]
+    def has_applied(self, operation: str) -> bool:
+        return any(isinstance(effect, Apply) and effect.entry.operation == operation for effect in self.effects)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Return when the condition holds; it is looked at after each change."""
@@ -168,4 +168,8 @@ class RankShell:
                 message = self._decoder.decode(payload)
             except FrameError as error:
                 raise AssertionError("a coordinator sends only messages") from error
-            self._perform(self.machine.receive(message, self._loop.time()))
+            if isinstance(message, StatusReply):
+                self.statuses.append(message)
+                self._changed.set()
+            else:
+                self._perform(self.machine.receive(message, self._loop.time()))

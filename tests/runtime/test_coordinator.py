@@ -1,19 +1,22 @@
-import asyncio
+import itertools
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvcoord.config import Limits, Timeouts
-from kvcoord.domain import OperationKind, Outcome, Reason
-from kvcoord.errors import ConfigError, PeerUnavailable
+from kvcoord.domain import Outcome, Reason
+from kvcoord.errors import ConfigError
+from kvcoord.observability.snapshot import CoordinatorSnapshot, Snapshot
 from kvcoord.protocol.codec import encode
 from kvcoord.protocol.effects import DivergenceSeen, GroupSuspended, JoinFailed, VerdictReady
 from kvcoord.protocol.messages import Decision, Frame, Heartbeat, StatusRequest
 from kvcoord.protocol.rank import RankLimits
 from tests.runtime.places import SCHEMES, Place
+from tests.runtime.rank_shell import RankShell
 
 
 @pytest.fixture(params=SCHEMES)
@@ -83,8 +86,9 @@ async def test_ranks_of_one_group_may_come_through_different_listeners(place: Pl
     coordinator = await place.coordinator(place.address, place.other_address)
     assert len(coordinator.addresses) == 2
     first, second = await place.rank(0, 2), await place.rank(1, 2, place.other_address)
-    first.vote("write/1")
-    second.vote("write/1")
+    for rank in (first, second):
+        await rank.active()
+        rank.vote("write/1")
     assert await first.applied("write/1") == await second.applied("write/1")
 
 
@@ -101,15 +105,155 @@ async def test_a_rank_that_is_silent_is_lost_and_the_others_are_told(place: Plac
 
 async def test_a_killed_rank_is_noticed_at_the_next_word_to_it(place: Place) -> None:
     coordinator = await place.coordinator()
-    ranks = await place.ranks(2)
-    await ranks[1].kill()
-    await _nobody_there(coordinator.snapshot, place, ranks[0])
-    told = [effect for effect in ranks[0].effects if isinstance(effect, GroupSuspended)]
-    assert [effect.rank for effect in told] == [1]
+    survivor, killed = await place.ranks(2)
+    await killed.kill()
+    for number in itertools.count():
+        survivor.vote(f"word/{number}", yes=False)
+        await survivor.until(lambda: bool(_suspensions(survivor)) or survivor.has_applied(f"word/{number}"))  # noqa: B023
+        if _suspensions(survivor):
+            break
+    assert [effect.rank for effect in _suspensions(survivor)] == [1]
     [group] = coordinator.snapshot().groups
     assert not group.ready
     assert "waiting for ranks 1 of 2" in group.reason
+    assert group.ranks_lost == 1
+    assert [rank.state for rank in group.ranks] == ["waiting", "missing"]
 
 
-async def _nobody_there(snapshot: object, place: Place, survivor: object) -> None:
-    """ZeroMQ takes a moment to notice: until it has, a word to the dead one is queued."""
+async def test_a_rank_that_leaves_is_told_to_the_others(place: Place) -> None:
+    await place.coordinator()
+    stays, leaves = await place.ranks(2)
+    await leaves.leave()
+    await stays.until(lambda: bool(_suspensions(stays)))
+    assert "left" in _suspensions(stays)[0].cause
+
+
+async def test_a_rank_with_other_settings_is_refused_and_counted(place: Place) -> None:
+    coordinator = await place.coordinator()
+    await place.ranks(1, fingerprint={"pools": "kv", "page_tokens": 64})
+    other = await place.rank(0, 2, fingerprint={"pools": "kv", "page_tokens": 32})
+    await other.until(lambda: any(isinstance(effect, JoinFailed) for effect in other.effects))
+    assert sum(coordinator.snapshot().joins_refused.values()) >= 1
+
+
+BAD_FRAMES = {
+    "empty": b"",
+    "one byte": b"\x01",
+    "unknown kind": b"\x01\x91\x63",
+    "not msgpack": b"\x01\xc1\xc1\xc1",
+    "truncated": encode(Frame(1, 0, [], [], [8, 9], 0))[:-2],
+    "wrong type": b"\x01\x94\x03\xa1x\x00\x00",
+    "negative round": encode(Frame(1, -1, [], [], [8, 9], 0)),
+    "deep": b"\x01" + b"\x91" * 5000,
+}
+
+
+@pytest.mark.parametrize("name", BAD_FRAMES)
+async def test_a_frame_that_is_no_message_is_counted_and_harms_nobody(place: Place, name: str) -> None:
+    coordinator = await place.coordinator()
+    ranks = await place.ranks(2)
+    ranks[0].send(BAD_FRAMES[name])
+    for rank in ranks:
+        rank.vote("write/1")
+    for rank in ranks:
+        await rank.applied("write/1")
+    assert coordinator.snapshot().ignored == {"malformed": 1}
+    assert coordinator.snapshot().groups[0].ready
+
+
+async def test_a_frame_of_an_older_protocol_is_refused_and_told_which_is_spoken(place: Place) -> None:
+    coordinator = await place.coordinator()
+    old, *_ = await place.ranks(2)
+    old.send(b"\x00" + encode(Heartbeat(1, 0))[1:])
+    await old.until(lambda: any(isinstance(effect, JoinFailed) for effect in old.effects))
+    [refused] = [effect for effect in old.effects if isinstance(effect, JoinFailed)]
+    assert (refused.reason, refused.field) == ("version", "protocol_version")
+    assert coordinator.snapshot().ignored == {"version": 1}
+    assert coordinator.snapshot().joins_refused == {"version": 1}
+
+
+async def test_an_oversized_frame_is_counted_and_not_decoded(place: Place) -> None:
+    coordinator = await place.coordinator(limits=Limits(message_bytes_max=4096))
+    ranks = await place.ranks(2)
+    ranks[0].send(b"\x01" + bytes(8000))
+    for rank in ranks:
+        rank.vote("write/1")
+    for rank in ranks:
+        await rank.applied("write/1")
+    assert coordinator.snapshot().ignored == {"oversized": 1}
+
+
+async def test_random_bytes_harm_nobody(place: Place) -> None:
+    coordinator = await place.coordinator()
+    ranks = await place.ranks(2)
+    rng = random.Random(7)
+    stranger = await place.rank(0, 1, group="stranger")
+    real = [encode(Heartbeat(1, 0)), encode(Frame(1, 0, [], [], [8, 9], 0)), encode(StatusRequest(1))]
+    for _ in range(500):
+        frame = bytearray(rng.choice([rng.randbytes(rng.randrange(64)), *real]))
+        for _ in range(rng.randrange(4) if frame else 0):
+            frame[rng.randrange(len(frame))] = rng.randrange(256)
+        stranger.send(bytes(frame))
+    for rank in ranks:
+        rank.vote("write/1")
+    for rank in ranks:
+        await rank.applied("write/1")
+    assert not coordinator.failure.done()
+
+
+async def test_anybody_may_ask_for_the_status_while_a_group_works(place: Place) -> None:
+    coordinator = await place.coordinator()
+    ranks = await place.ranks(2)
+    visitor = await place.rank(5, 9, group="visitor")
+    visitor.say(StatusRequest(77))
+    ranks[0].vote("write/1", yes=False)
+    await ranks[1].applied("write/1")
+    await visitor.until(lambda: bool(visitor.statuses))
+    [reply] = visitor.statuses
+    assert reply.nonce == 77
+    shown = msgspec.json.decode(reply.body, type=Snapshot)
+    assert isinstance(shown, CoordinatorSnapshot)
+    assert shown.incarnation == f"{coordinator.incarnation:010x}"
+    assert [group.name for group in shown.groups] == ["g", "visitor"]
+    assert [rank.state for rank in shown.groups[0].ranks] == ["active", "active"]
+    assert shown.received["Hello"] >= 3
+
+
+async def test_a_status_of_very_many_ranks_is_cut_to_fit_one_message(place: Place) -> None:
+    await place.coordinator(limits=Limits(message_bytes_max=4096))
+    visitor = await place.rank(0, 200)
+    visitor.say(StatusRequest(1))
+    await visitor.until(lambda: bool(visitor.statuses))
+    shown = msgspec.json.decode(visitor.statuses[0].body, type=CoordinatorSnapshot)
+    assert (shown.groups[0].world_size, shown.groups[0].ranks) == (200, [])
+
+
+async def test_a_second_coordinator_at_the_address_is_refused(place: Place) -> None:
+    await place.coordinator()
+    with pytest.raises(ConfigError, match="already in use"):
+        await place.coordinator()
+
+
+async def test_a_coordinator_that_cannot_open_everything_leaves_nothing_open(place: Place) -> None:
+    await place.coordinator(place.other_address)
+    with pytest.raises(ConfigError, match="already in use"):
+        await place.coordinator(place.address, place.other_address)
+    await place.coordinator(place.address)
+
+
+async def test_a_closed_coordinator_is_replaced_and_the_group_goes_on(place: Place) -> None:
+    first = await place.coordinator()
+    quick = RankLimits(heartbeat_interval_s=0.02, heartbeat_timeout_s=0.2)
+    ranks = await place.ranks(2, limits=quick)
+    await first.close()
+    second = await place.coordinator()
+    await ranks[0].until(lambda: ranks[0].machine.active and second.snapshot().ready and bool(second.machine.groups))
+    for rank in ranks:
+        await rank.until(lambda rank=rank: rank.machine.active)  # type: ignore[misc]
+        rank.vote("write/2")
+    for rank in ranks:
+        await rank.applied("write/2")
+
+
+def _suspensions(rank: RankShell) -> list[GroupSuspended]:
+    return [effect for effect in rank.effects if isinstance(effect, GroupSuspended)]

@@ -1,0 +1,6 @@
+from kvcoord.client import connect as connect
+from kvcoord.client import connect_blocking as connect_blocking
+from kvcoord.domain import Aborted as Aborted
+from kvcoord.domain import Committed as Committed
+
+__version__: str
