@@ -5,6 +5,7 @@
     |  |- ConfigError             a configuration value is wrong: field, value, fix
     |- JoinRefused                the coordinator will not have this rank: field, ranks, both values
     |- GroupLost                  the group deadline passed without all ranks: cause
+    |- GroupRenewed               the group began anew: what the engine held is void; cause
     |- Diverged                   ranks of one group differ: round, ranks on each side, operation
     |- DeadlineExceeded           a configured wait ran out: phase, limit
     |- PeerUnavailable            nobody answers at an address
@@ -77,6 +78,23 @@ class GroupLost(KvcoordError):
 
     def __str__(self) -> str:
         return f"group {self.group!r} lost after {self.waited_s:.1f} s: {self.cause}"
+
+
+class GroupRenewed(KvcoordError):
+    """A member was lost and came back with nothing: the group goes on, but what an engine held before is void.
+
+    Raised by every call until the engine registers again, as after a start of its own.
+    """
+
+    def __init__(self, group: str, cause: str) -> None:
+        self.group, self.cause = group, cause
+        super().__init__(group, cause)
+
+    def __str__(self) -> str:
+        return (
+            f"group {self.group!r} began anew ({self.cause}): leases, slots and cached pages from before are void;"
+            " drop the running requests, register again and start at step 0"
+        )
 
 
 class Diverged(KvcoordError):

@@ -8,21 +8,20 @@ calls at the same logical points. Messages, heartbeats and copies go on meanwhil
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from kvcoord.controller.agreements import Agreements
 from kvcoord.controller.cache import Cache
 from kvcoord.controller.consensus import AgreedConsensus, Consensus
 from kvcoord.controller.effects import CacheEffect, Reply
-from kvcoord.controller.state import outcome_of
 from kvcoord.controller.streaming import StreamingCache
 from kvcoord.domain import (
     PAGE_KEY_BYTES,
     DivergencePolicy,
     OperationId,
-    OperationKind,
     PageKey,
     Path,
     Reason,
 )
-from kvcoord.errors import KvcoordError, UsageError
+from kvcoord.errors import UsageError
 from kvcoord.protocol.effects import (
     Activated,
     Apply,
@@ -41,7 +40,6 @@ from kvcoord.protocol.local import (
     Advance,
     Advanced,
     Agree,
-    Agreed,
     Allocate,
     Call,
     Evict,
@@ -51,9 +49,10 @@ from kvcoord.protocol.local import (
     Match,
     Release,
     WriteThrough,
+    failed,
     split_keys,
 )
-from kvcoord.protocol.messages import Completion, Decision, FromCoordinator, Verdict, Vote
+from kvcoord.protocol.messages import Completion, Decision, FromCoordinator, Verdict
 from kvcoord.protocol.rank import RankMachine, RankState
 
 WorkerEffect = CacheEffect | SendUp | Attach | Note
@@ -82,15 +81,21 @@ class WorkerMachine:
         self.copies_open = 0
         self.step = -1
         self.divergences = 0
+        self.renewals = 0
         self.first_divergence: DivergenceSeen | None = None
         self._make_cache = make_cache
         self._policy = policy
         self._pages_max = pages_max
         self._queue: deque[tuple[int, int, Call]] = deque()
         self._begun = rank is None
+        self._unanswered: dict[tuple[int, int], None] = {}
+        """Calls that were taken and wait for the group, or for copies."""
+        self._renewed: Failed | None = None
+        """Set when the group began anew under an engine: its calls are answered with it until it registers again."""
+        self._last_cause = ""
         self._renewing = False
         self._capacity: list[int] = []
-        self._agreeing: dict[OperationId, tuple[int, int] | None] = {}
+        self._agreements = Agreements()
         self._now = 0.0
         self._said: list[RankEffect] = []
         """What the rank's machine wants done because of a call."""
@@ -119,9 +124,14 @@ class WorkerMachine:
             self.cache.copy_ended(operation, error)
         return self._after([], now)
 
+    def registered(self) -> None:
+        """An engine begins its life: it holds nothing."""
+        self._renewed = None
+
     def closed(self, session: int) -> None:
         """The engine is gone: its calls need no answer."""
         self._queue = deque(held for held in self._queue if held[0] != session)
+        self._unanswered = {who: None for who in self._unanswered if who[0] != session}
 
     def leave(self, now: float) -> list[WorkerEffect]:
         return self._after(self.rank.leave(now) if self.rank else [], now)
@@ -157,7 +167,9 @@ class WorkerMachine:
         self._follow(self._said_since(), out, now)
         effects, self.cache.state.effects = self.cache.state.effects, []
         for effect in effects:
-            if not isinstance(effect, Reply):
+            if isinstance(effect, Reply):
+                self._unanswered.pop((effect.session, effect.call), None)
+            else:
                 self.copies_open += 1
             out.append(effect)
         return out
@@ -184,7 +196,7 @@ class WorkerMachine:
             elif isinstance(effect, Activated):
                 self._activated(effect)
             elif isinstance(effect, GroupSuspended):
-                self.suspended = effect.cause
+                self.suspended = self._last_cause = effect.cause
                 out.append(Note("suspended", "", {"rank": effect.rank, "cause": effect.cause}))
             elif isinstance(effect, JoinFailed):
                 assert self.rank is not None
@@ -209,9 +221,10 @@ class WorkerMachine:
 
     def _take_calls(self) -> None:
         if self.failure is not None:
-            while self._queue:
-                session, number, _ = self._queue.popleft()
-                self.cache.state.reply((session, number), self.failure)
+            waiting = dict.fromkeys([*self._unanswered, *((session, number) for session, number, _ in self._queue)])
+            self._queue.clear()
+            for who in waiting:
+                self.cache.state.reply(who, self.failure)
             return
         if self._renewing:
             if self.copies_open:
@@ -219,6 +232,7 @@ class WorkerMachine:
             self._renew()
         while self._queue and self.cache.state.waiting_for is None:
             session, number, call = self._queue[0]
+            self._unanswered[session, number] = None
             try:
                 if not self._take(call, (session, number)):
                     return
@@ -234,8 +248,11 @@ class WorkerMachine:
             return True
         if not self._begun:
             return False
+        if self._renewed is not None:
+            cache.state.reply(who, self._renewed)
+            return True
         if isinstance(call, Agree):
-            self._agree(call, who)
+            self._agreements.propose(call, who, self.cache.state, self.consensus)
             return True
         if isinstance(cache, StreamingCache):
             self._take_streaming(cache, call, who)
@@ -338,43 +355,8 @@ class WorkerMachine:
             self.cache.complete(entry)
 
     def _decide(self, decision: Decision, path: Path) -> None:
-        if decision.operation not in self._agreeing:
+        if not self._agreements.decide(decision, path, self.cache.state):
             self.cache.decide(decision)
-            return
-        who = self._agreeing.pop(decision.operation)
-        state = self.cache.state
-        outcome = outcome_of(decision, path)
-        state.count(OperationKind.CUSTOM, path, decision)
-        state.digest.apply(f"{decision.outcome} {decision.operation}")
-        if who is None:
-            state.outcomes.append(outcome)
-        else:
-            state.waiting_for = None
-            state.reply(who, Agreed(outcome))
-
-    def _agree(self, call: Agree, who: tuple[int, int]) -> None:
-        """A vote about something of the engine's own."""
-        if call.operation in self._agreeing or call.operation in self.cache.state.operations:
-            raise UsageError("operation", call.operation, "is open already: give every operation an id of its own")
-        deferred = call.deferred or not self.cache.state.immediate_allowed
-        vote = Vote(
-            call.operation,
-            OperationKind.CUSTOM,
-            call.yes,
-            call.agreement,
-            call.participants,
-            call.value,
-            None if call.yes else call.reason or Reason.REFUSED,
-            call.shortfall,
-        )
-        if deferred:
-            self.cache.state.reply(who, Agreed(None))
-        elif self.cache.state.lockstep:
-            self.cache.state.waiting_for = call.operation
-        self._agreeing[call.operation] = None if deferred else who
-        decision = self.consensus.propose(vote, deferred=deferred)
-        if decision is not None:
-            self._decide(decision, Path.VOTED if deferred else Path.IMMEDIATE)
 
     # --- the group ------------------------------------------------------------------------------------------------
 
@@ -387,12 +369,20 @@ class WorkerMachine:
     def _renew(self) -> None:
         """A new history begins with an empty cache, once no copy of the old one touches its pages."""
         replies = [effect for effect in self.cache.state.effects if isinstance(effect, Reply)]
+        answered = {(reply.session, reply.call) for reply in replies}
+        waiting = {(session, number) for session, number, _ in self._queue}
         self.cache, self.consensus = self._make_cache()
         self.cache.state.effects += replies
+        if self._begun:
+            self.renewals += 1
+            self._renewed = Failed("GroupRenewed", [self.group, self._last_cause])
+            for session, number in self._unanswered:
+                if (session, number) not in answered and (session, number) not in waiting:
+                    self.cache.state.reply((session, number), self._renewed)
         if isinstance(self.consensus, AgreedConsensus):
             self.consensus.ledger.begin(self._capacity)
             self.consensus.now = self._now
-        self._agreeing.clear()
+        self._agreements.begin()
         self._renewing = False
         self._begun = True
         self.step = -1
@@ -407,9 +397,3 @@ class WorkerMachine:
     def _fail(self, error: str, fields: Sequence[str | int | float | list[list[int]]]) -> None:
         if self.failure is None:
             self.failure = Failed(error, list(fields))
-
-
-def failed(error: KvcoordError) -> Failed:
-    """An exception as it travels to the engine: the class by name, its arguments as text or numbers."""
-    fields = [field if isinstance(field, str | int | float) else str(field) for field in error.args]
-    return Failed(type(error).__name__, list(fields))

@@ -20,6 +20,7 @@ from kvcoord.domain import (
     Reason,
     Tier,
 )
+from kvcoord.errors import KvcoordError
 
 LOCAL_VERSION: Final = 1
 
@@ -307,3 +308,9 @@ def join_keys(keys: list[PageKey]) -> bytes:
 def split_keys(joined: bytes) -> list[PageKey]:
     """The page keys of one message. The length was checked to be a multiple of a key's."""
     return [joined[at : at + PAGE_KEY_BYTES] for at in range(0, len(joined), PAGE_KEY_BYTES)]
+
+
+def failed(error: KvcoordError) -> Failed:
+    """An exception as it travels to the engine: the class by name, its arguments as text or numbers."""
+    fields = [field if isinstance(field, str | int | float) else str(field) for field in error.args]
+    return Failed(type(error).__name__, list(fields))

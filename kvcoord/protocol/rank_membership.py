@@ -125,7 +125,7 @@ class RankMembership:
         if self.state is not RankState.JOINING or message.attach != self.attachment.number:
             return self._ignore("stale_waiting")
         if message.held >= 0:
-            self.cause = f"waiting until it shows whether another life of rank {message.held} is gone"
+            self.cause = f"waiting until it shows whether rank {message.held}, which stands in the way, is alive"
         elif message.missing:
             self.cause = "waiting for ranks " + ",".join(map(str, message.missing))
         return []
@@ -134,6 +134,7 @@ class RankMembership:
         if self.active:
             return self._ignore("unexpected")
         self.state = RankState.REFUSED
+        self.cause = f"refused ({message.reason}): {message.field}"
         return [JoinFailed(message.reason, message.field, message.value, message.other_rank, message.other_value)]
 
     def prepare(self, prepare: Prepare, now: float) -> list[RankEffect]:

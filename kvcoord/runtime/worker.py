@@ -17,7 +17,7 @@ import msgspec
 from kvcoord.config.process import WorkerConfig
 from kvcoord.controller.assembly import make_worker
 from kvcoord.controller.effects import Reply, StartCopy
-from kvcoord.controller.worker import WorkerEffect, WorkerMachine, failed
+from kvcoord.controller.worker import WorkerEffect, WorkerMachine
 from kvcoord.dma.transfer import Transfer
 from kvcoord.domain import OperationId, Reason
 from kvcoord.errors import FrameError, JoinRefused, KvcoordError, UsageError
@@ -40,6 +40,7 @@ from kvcoord.protocol.local import (
     Register,
     Status,
     StatusBody,
+    failed,
 )
 from kvcoord.protocol.messages import FromRank
 from kvcoord.runtime.alarm import Alarm
@@ -188,6 +189,7 @@ class Worker:
                 raise UsageError("session", session, "another engine is connected to this worker: close it first")
             self.copies.register(call.memory)
             self._engine_session = session
+            self.machine.registered()
             return Done()
         if isinstance(call, Status):
             return StatusBody(msgspec.json.encode(self.snapshot()))

@@ -4,10 +4,9 @@ import pytest
 
 from kvcoord import errors
 from kvcoord.client.failures import exception_of, fresh, name_of
-from kvcoord.controller.worker import failed
 from kvcoord.errors import ConfigError, KvcoordError, UsageError
 from kvcoord.protocol.codec import Decoder, encode
-from kvcoord.protocol.local import Acquire, Answers, Failed, FromWorker, WriteThrough
+from kvcoord.protocol.local import Acquire, Answers, Failed, FromWorker, WriteThrough, failed
 
 RAISED: list[KvcoordError] = [
     errors.UsageError("lease", 3, "is not held"),

@@ -29,10 +29,10 @@ class Cluster:
         self.lag = config.lag
         self.now = 0.0
         self.coordinator = CoordinatorMachine(1, GroupLimits())
-        self.workers: list[WorkerMachine] = [
-            make_worker(WorkerConfig(group=config, rank=rank, device_pages=device, host_pages=hosts[rank]), rank + 7)
-            for rank in range(ranks)
+        self.configs = [
+            WorkerConfig(group=config, rank=rank, device_pages=device, host_pages=hosts[rank]) for rank in range(ranks)
         ]
+        self.workers: list[WorkerMachine] = [make_worker(self.configs[rank], rank + 7) for rank in range(ranks)]
         self.answers: list[dict[int, Answer]] = [{} for _ in range(ranks)]
         self.copies: list[deque[StartCopy]] = [deque() for _ in range(ranks)]
         self.held: set[int] = set()
@@ -73,6 +73,15 @@ class Cluster:
         self._number += 1
         self._perform(rank, self.workers[rank].call(SESSION, self._number, call, self.now))
         return self._number
+
+    def restart(self, rank: int) -> None:
+        """A rank's worker dies and comes back with nothing, and says so through a connection of its own."""
+        for effect in self.coordinator.gone(str(rank).encode(), self.now):
+            self._send_down(effect)
+        config = self.configs[rank]
+        self.workers[rank] = make_worker(config, self.workers[rank].rank.identity.incarnation + 100)  # type: ignore[union-attr]
+        self.copies[rank].clear()
+        self._perform(rank, self.workers[rank].start(self.now))
 
     def pass_time(self, by_s: float) -> None:
         """Lets time pass on all machines, and delivers what follows from it."""

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvcoord.domain import Aborted, Agreement, Committed, PageKey, Reason
+from kvcoord.domain import Aborted, Agreement, Committed, PageKey, Path, Reason, Tier
 from kvcoord.index.keys import block_page_keys
 from kvcoord.protocol.local import (
     Advance,
@@ -55,7 +55,7 @@ def test_a_rank_that_is_full_aborts_the_write_on_all_and_is_named_with_its_short
     answers = run_on_all(cluster, write("w", PROMPTS[3]))
     for (written,) in answers:
         assert isinstance(written, Written)
-        assert written.outcome == Aborted("w/1", "immediate", Reason.HOST_FULL, 1, {"host.kv": len(PROMPTS[3]) - 3})
+        assert written.outcome == Aborted("w/1", Path.IMMEDIATE, Reason.HOST_FULL, 1, {"host.kv": len(PROMPTS[3]) - 3})
     cluster.check()
     assert all(worker.cache.state.pools.host[0].free_count in (8, 3) for worker in cluster.workers)
 
@@ -68,7 +68,7 @@ def test_room_is_made_by_an_eviction_that_all_ranks_agree_to_and_the_write_is_tr
             assert isinstance(written, Written)
             assert written.outcome
     cluster.check()
-    assert {worker.cache.state.counters.pages_evicted["host"] for worker in cluster.workers} != {0}
+    assert {worker.cache.state.counters.pages_evicted[Tier.HOST] for worker in cluster.workers} != {0}
 
 
 def test_a_rank_that_comes_late_to_an_aborted_write_goes_straight_to_the_second_attempt() -> None:
@@ -107,7 +107,7 @@ def test_a_rank_that_never_votes_makes_an_abort_by_timeout_and_is_named() -> Non
         cluster.pass_time(0.5)
     written = cluster.answers[0][number]
     assert isinstance(written, Written)
-    assert written.outcome == Aborted("w/0", "immediate", Reason.VOTE_TIMEOUT, 1, {})
+    assert written.outcome == Aborted("w/0", Path.IMMEDIATE, Reason.VOTE_TIMEOUT, 1, {})
     cluster.check()
 
 
@@ -118,7 +118,7 @@ def test_an_engine_agrees_on_matters_of_its_own() -> None:
     for rank, number in zip((2, 0, 1), numbers, strict=True):
         answer = cluster.answers[rank][number]
         assert isinstance(answer, Agreed)
-        assert answer.outcome == Committed("length", "immediate", 10)
+        assert answer.outcome == Committed("length", Path.IMMEDIATE, 10)
 
 
 def test_a_call_for_lockstep_engines_is_refused_with_the_option_to_set() -> None:

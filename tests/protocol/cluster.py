@@ -54,7 +54,7 @@ class Rank:
     def __init__(self, name: str, machine: RankMachine) -> None:
         self.name = name
         self.machine = machine
-        self.alive = True
+        self.alive = False
         self.connection = 0
         self.coordinator = 0
         self.outcomes: dict[OperationId, tuple[Outcome, Value]] = {}
@@ -165,6 +165,7 @@ class Cluster:
         """Starts these processes, or all."""
         for name in names or list(self.ranks):
             rank = self.ranks[name]
+            rank.alive = True
             self.perform(rank, rank.machine.start(self.now))
 
     def replace(self, name: str) -> Rank:

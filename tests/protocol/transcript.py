@@ -1,7 +1,7 @@
 """Transcripts: commands to a cluster and what then happened, as text that is reviewed as a diff.
 
 A file is blocks: command lines, a line `----`, the printed result, an empty line. `#` begins a comment. Heartbeats and
-their answers are not printed. Commands:
+their answers are not printed, and what is said again while time passes is printed once a block. Commands:
 
     group ranks=2 [coordinators=1] [lockstep=yes] [lag=1] [free=8,4] [limits...]   a cluster, not started
     process NAME rank=0 [world_size=3] [free=1] [lockstep=yes] [FIELD=VALUE]       one more process for a rank
@@ -153,7 +153,9 @@ class Session:
         wire[:] = [copy for envelope in wire for copy in ([envelope, envelope] if wanted(envelope) else [envelope])]
 
     def _do_advance(self, plain: list[str], options: dict[str, str]) -> None:
+        before, self._lines = self._lines, []
         self._cluster.advance(float(plain[0]))
+        self._lines = before + [line for line in dict.fromkeys(self._lines) if line not in before]
 
     # --- what owners say ------------------------------------------------------------------------------------------
 
@@ -187,7 +189,7 @@ class Session:
     def _do_states(self, plain: list[str], options: dict[str, str]) -> None:
         for rank in self._cluster.ranks.values():
             machine = rank.machine
-            words = [rank.name, machine.state.value if rank.alive else "dead", f"at c{rank.coordinator}"]
+            words = [rank.name, machine.state.value if rank.alive else "down", f"at c{rank.coordinator}"]
             self._lines.append(" ".join([*words, show_epoch(machine.epoch), machine.cause]).rstrip())
         for coordinator in self._cluster.coordinators:
             groups = coordinator.machine.groups.values() if coordinator.machine else ()
