@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from kvcoord.protocol.codec import Decoder, encode
-from kvcoord.protocol.local import Answer, Answers, Call, FromEngine, Landed, Open, Opened
+from kvcoord.protocol.local import Answer, Answers, Call, Failed, FromEngine, Landed, Open, Opened
 from kvcoord.transport.link import LinkLimits, SendResult
 from kvcoord.transport.unix import UnixListener, UnixTransport
 from tests.client.values import INFO
@@ -19,10 +19,10 @@ LIMITS = LinkLimits(message_bytes_max=4 << 20, queue_bytes_max=16 << 20)
 class FakeWorker:
     """One engine at a time. `messages` are the calls of each message after Open, in order of arrival."""
 
-    def __init__(self, info: Opened | None) -> None:
+    def __init__(self, opened: Opened | Failed | None) -> None:
         self.messages: list[list[Call]] = []
         self.lost: asyncio.Queue[str] = asyncio.Queue()
-        self._info = info
+        self._opened = opened
         self._calls: asyncio.Queue[tuple[int, Call]] = asyncio.Queue()
         self._decoder: Decoder[FromEngine] = Decoder(FromEngine, LIMITS.message_bytes_max)
         self._peer = b""
@@ -33,8 +33,8 @@ class FakeWorker:
             self._peer = peer
             calls = self._decoder.decode(payload).calls
             if isinstance(calls[0][1], Open):
-                if self._info is not None:
-                    self.answer((calls[0][0], self._info))
+                if self._opened is not None:
+                    self.answer((calls[0][0], self._opened))
                 continue
             self.messages.append([call for _, call in calls])
             for numbered in calls:
@@ -61,9 +61,9 @@ class FakeWorker:
 
 
 @asynccontextmanager
-async def fake_worker(address: str, info: Opened | None = INFO) -> AsyncIterator[FakeWorker]:
-    """`info` None: it never answers Open."""
-    worker = FakeWorker(info)
+async def fake_worker(address: str, opened: Opened | Failed | None = INFO) -> AsyncIterator[FakeWorker]:
+    """`opened` is what it answers to Open; None: it never does."""
+    worker = FakeWorker(opened)
     worker.listener = await UnixTransport().open_listener(
         address, on_batch=worker.take, on_lost=lambda peer, cause: worker.lost.put_nowait(cause), limits=LIMITS
     )

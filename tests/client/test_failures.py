@@ -13,6 +13,7 @@ RAISED: list[KvcoordError] = [
     errors.ConfigError("page_bytes", 7, "make it even"),
     errors.JoinRefused("g", "mismatch", "page_bytes", 1, "64", 0, "128"),
     errors.GroupLost("g", "rank 2 is missing", 60.0),
+    errors.GroupRenewed("g", "rank 2 left"),
     errors.Diverged("g", 17, [[0, 1], [2]], "write-through/4/0"),
     errors.DeadlineExceeded("vote", "vote_timeout_s", 5.0),
     errors.PeerUnavailable("ipc:///x", "closed"),
