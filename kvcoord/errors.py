@@ -62,11 +62,24 @@ class JoinRefused(KvcoordError):
         super().__init__(group, reason, field, rank, value, other_rank, other_value)
 
     def __str__(self) -> str:
+        refused = f"join refused in group {self.group!r} ({self.reason})"
+        if self.reason == "duplicate_rank":
+            return (
+                f"{refused}: rank {self.rank} is held by a live worker (incarnation {self.other_value}, this one is"
+                f" {self.value}); give every worker a rank of its own, or end the other one"
+            )
         other = f"rank {self.other_rank}" if self.other_rank >= 0 else "the coordinator"
+        fix = _REFUSAL_FIXES.get(self.reason, "make them equal and start again")
         return (
-            f"join refused in group {self.group!r} ({self.reason}): {self.field} is {self.value!r} on rank {self.rank}"
-            f" and {self.other_value!r} on {other}; make them equal and start again"
+            f"{refused}: {self.field} is {self.value!r} on rank {self.rank} and {self.other_value!r} on {other}; {fix}"
         )
+
+
+_REFUSAL_FIXES = {
+    "version": "run the same release everywhere",
+    "range": "set rank and world_size so that the rank is in the group",
+    "limit": "raise that limit on the coordinator, or use another one",
+}
 
 
 class GroupLost(KvcoordError):

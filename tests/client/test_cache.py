@@ -14,7 +14,7 @@ from kvcoord.domain import Agreement, Reason, Tier
 from kvcoord.errors import ConfigError, DeadlineExceeded, GroupLost, PeerUnavailable, TransferFailed, UsageError
 from kvcoord.memory.geometry import PoolGeometry
 from kvcoord.memory.pages import PageMemory
-from kvcoord.memory.shared import SharedHandle, attach
+from kvcoord.memory.shared import SharedHandle, SharedPages, attach
 from kvcoord.observability.snapshot import WorkerSnapshot
 from kvcoord.protocol import local
 from kvcoord.protocol.local import (
@@ -121,6 +121,8 @@ async def test_each_call_travels_as_it_was_asked_and_returns_what_was_answered(a
             cache.free([4, 5]),
             cache.write_through([A, B], [7], operation="op"),
             cache.load_back([A], [3]),
+        )
+        asked_too = asyncio.gather(
             cache.advance(5),
             cache.evict("host", 9),
             cache.agree("batch/1", True, agreement="min", value=4, participants=[0, 1]),
@@ -145,7 +147,8 @@ async def test_each_call_travels_as_it_was_asked_and_returns_what_was_answered(a
                 strict=True,
             )
         )
-        match, allocation, freed, outcome, load, advanced, evicted, agreed, status = await asked
+        match, allocation, freed, outcome, load = await asked
+        advanced, evicted, agreed, status = await asked_too
     assert worker.messages == [
         [
             Match(A + B),
@@ -302,6 +305,7 @@ async def test_a_lease_that_is_dropped_without_a_release_is_warned_about(address
         lease = await leased(cache, worker, acquired(7))
         with pytest.warns(ResourceWarning, match="dropped before it was released"):
             del lease
+            await turns()
 
 
 # --- outcomes of a later round ----------------------------------------------------------------------------------------
@@ -386,7 +390,8 @@ async def test_pages_of_the_engines_own_stay_its_own(address: str) -> None:
     pages = create_pages(INFO)
     async with fake_worker(address) as worker:
         async with kvcoord.connect(address) as cache:
-            for wrong in ([], [*pages, *pages]):
+            wrongs: list[list[SharedPages]] = [[], [*pages, *pages]]
+            for wrong in wrongs:
                 with pytest.raises(UsageError, match="one SharedPages for each"):
                     await cache.register(wrong)
             task = asyncio.create_task(cache.register(pages))

@@ -151,7 +151,7 @@ async def test_the_late_answer_to_a_cancelled_caller_is_dropped(
     answer: Matched,
 ) -> None:
     async with fake_worker(address) as worker, kvcoord.connect(address) as cache:
-        task: asyncio.Task[object] = asyncio.ensure_future(ask(cache))  # type: ignore[assignment]
+        task: asyncio.Task[object] = asyncio.ensure_future(ask(cache))
         number, _ = await worker.expect(kind)
         await cancelled(task)
         worker.answer((number, answer))
@@ -209,6 +209,7 @@ async def test_a_killed_worker_fails_all_that_waits_and_all_that_comes(address: 
         number, _ = await worker.expect(WriteThrough)
         worker.answer((number, Written(None, "write-through/4/0", 1)))
         pending = await writing
+        waiting: list[asyncio.Future[Any]]
         waiting = [asyncio.create_task(cache.match([A])), asyncio.ensure_future(pending)]
         waiting += [asyncio.create_task(lease.landed()), asyncio.create_task(cache.advance(1))]
         await worker.expect(Match)
