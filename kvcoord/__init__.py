@@ -1,7 +1,8 @@
 """kvcoord keeps the KV caches of a multi-GPU model server equal on every rank.
 
-The names a user needs are here: `connect` and `connect_blocking` (the client), and the outcomes they return. They are
-loaded when first used: importing this package never imports torch, numpy or zmq. `__init__.pyi` has their types.
+The names a user needs are here: `connect` and `connect_blocking` (the client), `token_page_keys`, and the outcomes.
+They are loaded when first used: importing this package never imports torch, numpy or zmq. `__init__.pyi` has their
+types.
 """
 
 from importlib import import_module
@@ -13,6 +14,7 @@ _HOMES = {
     "Committed": "kvcoord.domain",
     "connect": "kvcoord.client",
     "connect_blocking": "kvcoord.client",
+    "token_page_keys": "kvcoord.index.keys",
 }
 
 

@@ -152,6 +152,15 @@ class Cache:
         """This rank's own copy is over."""
         self.transfers.copy_ended(operation, error)
 
+    def abandon(self) -> None:
+        """This cache ends with its membership or its history. No copy of its runs any more."""
+        for _, _, held in self._allocating.values():
+            if held is not None:
+                held.abort()
+        self._allocating.clear()
+        self.loads.abandon()
+        self.transfers.abandon()
+
     def open_count(self) -> int:
         """Operations that have not ended on all ranks: the same number on every rank at the same point."""
         return len(self.state.operations)

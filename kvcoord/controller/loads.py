@@ -100,6 +100,16 @@ class Loads:
             self._abort(wanted, decision, Path.IMMEDIATE)
         return True
 
+    def abandon(self) -> None:
+        """This cache ends: acquires without an outcome hold nothing any more. Their calls are answered by the worker."""
+        parked = [] if self._parked is None else [self._parked]
+        for wanted in [*self._undecided.values(), *parked]:
+            for held in (wanted.operation.reservation, wanted.new):
+                if held is not None:
+                    held.abort()
+        self._undecided.clear()
+        self._parked = None
+
     def copy_ended(self, op: Operation) -> None:
         """This rank's copy is over: whoever waits for it, or for the slots it leaves, goes on."""
         if op.leaving and self._parked is not None and self._reserve(self._parked) is None:

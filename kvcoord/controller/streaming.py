@@ -123,6 +123,10 @@ class StreamingCache:
         """This rank's own copy is over."""
         self.transfers.copy_ended(operation, error)
 
+    def abandon(self) -> None:
+        """This cache ends with its membership or its history. No copy of its runs any more."""
+        self.transfers.abandon()
+
     def open_count(self) -> int:
         """Operations that have not ended here."""
         return len(self.state.operations)

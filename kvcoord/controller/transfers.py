@@ -88,6 +88,13 @@ class Transfers:
             self._end(op)
         return True
 
+    def abandon(self) -> None:
+        """This cache ends, and no copy of its runs any more: what is still held goes back."""
+        for op in self._state.operations.values():
+            if op.reservation is not None and op.reservation.state is ReservationState.HELD:
+                op.reservation.abort()
+        self._state.operations.clear()
+
     def destination(self, op: Operation) -> tuple[list[int], ...]:
         """Where the pages go, one list per pool."""
         if op.fixed is not None:

@@ -371,6 +371,7 @@ class WorkerMachine:
         replies = [effect for effect in self.cache.state.effects if isinstance(effect, Reply)]
         answered = {(reply.session, reply.call) for reply in replies}
         waiting = {(session, number) for session, number, _ in self._queue}
+        self.cache.abandon()
         self.cache, self.consensus = self._make_cache()
         self.cache.state.effects += replies
         if self._begun:

@@ -45,10 +45,18 @@ class Child:
         assert self._process.stdin is not None
         self._process.stdin.write(line(message))
 
-    def say_no_more(self) -> None:
-        """Ends its standard input."""
+    async def finish(self) -> None:
+        """Ends its standard input and waits for its end. Raises PeerUnavailable when it does not end well."""
+        self.ending = True
         assert self._process.stdin is not None
         self._process.stdin.close()
+        try:
+            async with asyncio.timeout(END_TIMEOUT_S):
+                code = await self._process.wait()
+        except TimeoutError as error:
+            raise PeerUnavailable(self.name, f"has not ended within {END_TIMEOUT_S:g} s") from error
+        if code:
+            raise await self.death()
 
     async def hear(self) -> bytes:
         """The next line of its standard output. Raises PeerUnavailable, with its last words, when it has ended."""

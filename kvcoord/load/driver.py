@@ -4,11 +4,11 @@ Run as `python -m kvcoord.load.driver`; its plan is the first line of its standa
 """
 
 import gc
-import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from kvcoord.client import connect_blocking
@@ -36,14 +36,14 @@ PROGRESS_INTERVAL_S: Final = 0.1
 
 def main() -> int:
     """Returns the exit code: 1 when the plan could not be played to its end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     lines: Lines[DriverPlan | FromReplay] = Lines(DriverPlan | FromReplay, sys.stdin.buffer, sys.stdout.buffer)
     plan = lines.hear()
     assert isinstance(plan, DriverPlan)
     try:
         play(plan, lines)
     except KvcoordError as error:
-        lines.say(failure(error))
+        with suppress(BrokenPipeError):  # A replay that was killed hears no more.
+            lines.say(failure(error))
         return 1
     return 0
 

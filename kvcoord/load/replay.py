@@ -87,6 +87,8 @@ class _Run:
             listening = [tasks.create_task(self._report(rank)) for rank in self._ranks]
             reports = [await listened for listened in listening]
             workers = await self._statuses(reports)
+            for driver in self._drivers:
+                await driver.finish()
             for watch in watches:
                 watch.cancel()
         return summarize(self._plan, reports, workers)

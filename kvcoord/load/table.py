@@ -1,5 +1,7 @@
 """A replay's report for people: one table, the verdicts that must hold marked."""
 
+from pathlib import Path
+
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +20,7 @@ def table(report: ReplayReport) -> Table:
 
 def _title(report: ReplayReport) -> str:
     shape = f" (tp {report.tp} x pp {report.pp})" if report.pp > 1 else ""
-    return f"{report.trace}: {report.ranks} ranks{shape}, lag {report.lag}, agreement {report.agreement}"
+    return f"{Path(report.trace).name}: {report.ranks} ranks{shape}, lag {report.lag}, agreement {report.agreement}"
 
 
 def _rows(report: ReplayReport) -> list[tuple[str, str | Text]]:

@@ -126,6 +126,7 @@ class Worker:
         for task in list(self._watchers):
             task.cancel()
         await self.copies.close()
+        self.machine.cache.abandon()
         await self.uplink.close()
         if self._listener is not None:
             await self._listener.close()
@@ -244,6 +245,7 @@ class Worker:
         self._perform(self.machine.leave(self._loop.time()))
         if self.machine.copies_open:
             return
+        self.machine.cache.abandon()
         self.machine = self._new_machine()
         self._perform(self.machine.start(self._loop.time()))
         self._flush()

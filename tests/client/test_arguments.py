@@ -29,7 +29,7 @@ BAD: list[tuple[str, Callable[[], object]]] = [
     ("page_keys", lambda: arguments.keys_of(None)),  # type: ignore[arg-type]
     ("device_slots", lambda: arguments.slots_of([16], INFO)),
     ("device_slots", lambda: arguments.slots_of([-1], INFO)),
-    ("device_slots", lambda: arguments.slots_of(["1"], INFO)),
+    ("device_slots", lambda: arguments.slots_of(["1"], INFO)),  # type: ignore[arg-type]
     ("device_slots", lambda: arguments.slots_of([True], INFO)),
     ("device_slots", lambda: arguments.slots_of(7, INFO)),  # type: ignore[arg-type]
     ("device_slots", lambda: arguments.slots_of([[1], [2]], INFO)),

@@ -9,12 +9,8 @@ import pytest
 import kvcoord
 from kvcoord.client import CacheClient, Pending
 from kvcoord.client.awaitable import landed
-from kvcoord.client.registration import create_pages
 from kvcoord.domain import Agreement, Reason, Tier
 from kvcoord.errors import ConfigError, DeadlineExceeded, GroupLost, PeerUnavailable, TransferFailed, UsageError
-from kvcoord.memory.geometry import PoolGeometry
-from kvcoord.memory.pages import PageMemory
-from kvcoord.memory.shared import SharedHandle, SharedPages, attach
 from kvcoord.observability.snapshot import WorkerSnapshot
 from kvcoord.protocol import local
 from kvcoord.protocol.local import (
@@ -25,6 +21,7 @@ from kvcoord.protocol.local import (
     Agreed,
     Allocate,
     Allocated,
+    Answer,
     Done,
     Evict,
     Evicted,
@@ -34,8 +31,7 @@ from kvcoord.protocol.local import (
     Loaded,
     Match,
     Matched,
-    Memory,
-    Register,
+    Outcome,
     Release,
     Status,
     StatusBody,
@@ -43,7 +39,7 @@ from kvcoord.protocol.local import (
     Written,
 )
 from tests.client.fake import FakeWorker, fake_worker
-from tests.client.values import INFO, TWO_POOLS, A, B, C, aborted, acquired, committed
+from tests.client.values import INFO, A, B, C, aborted, acquired, committed
 
 
 async def turns(count: int = 3) -> None:
@@ -66,7 +62,8 @@ async def test_a_session_opens_with_the_groups_geometry_and_closes(address: str)
     async with fake_worker(address) as worker:
         async with kvcoord.connect(address) as cache:
             assert cache.info == INFO
-            assert not cache.closed
+            session = cache._channel.session
+            assert not session.lost
         assert cache.closed
         await worker.lost.get()
         with pytest.raises(PeerUnavailable, match="this client is closed"):
@@ -130,23 +127,18 @@ async def test_each_call_travels_as_it_was_asked_and_returns_what_was_answered(a
         )
         numbers = [(await worker.expect(kind))[0] for kind in (Match, Allocate, Free, WriteThrough, LoadBack, Advance)]
         numbers += [(await worker.expect(Evict))[0], (await worker.expect(Agree))[0], (await worker.expect(Status))[0]]
-        worker.answer(
-            *zip(
-                numbers,
-                [
-                    Matched(1, 2),
-                    Allocated(committed("allocate/1/0"), [[8, 9]]),
-                    Done(),
-                    Written(aborted("write-through/2/0"), "write-through/2/0", 1),
-                    Loaded(committed("load-back/3/0"), "load-back/3/0", 0),
-                    verdict,
-                    Evicted(6),
-                    Agreed(committed("batch/1")),
-                    StatusBody(msgspec.json.encode(snapshot)),
-                ],
-                strict=True,
-            )
-        )
+        answers: list[Answer] = [
+            Matched(1, 2),
+            Allocated(committed("allocate/1/0"), [[8, 9]]),
+            Done(),
+            Written(aborted("write-through/2/0"), "write-through/2/0", 1),
+            Loaded(committed("load-back/3/0"), "load-back/3/0", 0),
+            verdict,
+            Evicted(6),
+            Agreed(committed("batch/1")),
+            StatusBody(msgspec.json.encode(snapshot)),
+        ]
+        worker.answer(*zip(numbers, answers, strict=True))
         match, allocation, freed, outcome, load = await asked
         advanced, evicted, agreed, status = await asked_too
     assert worker.messages == [
@@ -303,7 +295,7 @@ async def test_a_load_back_is_awaited_whole_or_by_layer_and_fails_at_its_layer(a
 async def test_a_lease_that_is_dropped_without_a_release_is_warned_about(address: str) -> None:
     async with fake_worker(address) as worker, kvcoord.connect(address) as cache:
         lease = await leased(cache, worker, acquired(7))
-        with pytest.warns(ResourceWarning, match="dropped before it was released"):
+        with pytest.warns(ResourceWarning, match="dropped before it was released"):  # noqa: PT031
             del lease
             await turns()
 
@@ -340,8 +332,8 @@ async def test_what_is_put_off_though_not_deferred_is_waited_for(address: str) -
         number, _ = await worker.expect(Advance)
         assert not writing.done()
         assert not voting.done()
-        outcomes = [aborted("batch/1", Reason.BUSY), committed("write-through/4/0")]
-        worker.answer((number, Advanced(2, 1, [*outcomes], [], [], 1)))
+        outcomes: list[Outcome] = [aborted("batch/1", Reason.BUSY), committed("write-through/4/0")]
+        worker.answer((number, Advanced(2, 1, outcomes, [], [], 1)))
         await advancing
         assert [await voting, await writing] == outcomes
 
@@ -354,70 +346,3 @@ async def test_waits_for_outcomes_and_layers_are_bounded(address: str) -> None:
         with pytest.raises(DeadlineExceeded, match="copy of load-back/7/0"):
             await landed(lease, None, 0.01)
         lease.released = True
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
-def seen(memory: Memory, geometry: PoolGeometry) -> PageMemory:
-    return attach(SharedHandle(memory.pid, memory.fd, memory.inode, memory.size_bytes, geometry, INFO.device_pages))
-
-
-async def test_a_registered_engine_and_its_worker_see_the_same_pages(address: str) -> None:
-    async with fake_worker(address, TWO_POOLS) as worker:
-        async with kvcoord.connect(address) as cache:
-            task = asyncio.create_task(cache.register())
-            number, call = await worker.expect(Register)
-            assert cache.device == []
-            worker.answer((number, Done()))
-            await task
-            assert [memory.pool for memory in call.memory] == ["kv", "index"]
-            assert [(pages.geometry.layer_count, pages.geometry.page_bytes) for pages in cache.device] == [
-                (3, 64),
-                (2, 8),
-            ]
-            cache.device[0].view(2, 15)[:] = b"x" * 64
-            with seen(call.memory[0], cache.device[0].geometry) as pages:
-                assert bytes(pages.view(2, 15)) == b"x" * 64
-            with pytest.raises(UsageError, match="registered already"):
-                await cache.register()
-            kept = cache.device[0]
-        assert kept.closed
-        assert cache.device == []
-
-
-async def test_pages_of_the_engines_own_stay_its_own(address: str) -> None:
-    pages = create_pages(INFO)
-    async with fake_worker(address) as worker:
-        async with kvcoord.connect(address) as cache:
-            wrongs: list[list[SharedPages]] = [[], [*pages, *pages]]
-            for wrong in wrongs:
-                with pytest.raises(UsageError, match="one SharedPages for each"):
-                    await cache.register(wrong)
-            task = asyncio.create_task(cache.register(pages))
-            number, _ = await worker.expect(Register)
-            worker.answer((number, Done()))
-            await task
-            assert cache.device == [pages[0].memory]
-        assert not pages[0].memory.closed
-    pages[0].close()
-
-
-async def test_pages_of_another_shape_are_refused(address: str) -> None:
-    other = create_pages(msgspec.structs.replace(INFO, device_pages=8))
-    async with fake_worker(address), kvcoord.connect(address) as cache:
-        with pytest.raises(UsageError, match="16 device pages"):
-            await cache.register(other)
-    other[0].close()
-
-
-async def test_memory_that_the_worker_refuses_is_closed_again(address: str) -> None:
-    async with fake_worker(address) as worker, kvcoord.connect(address) as cache:
-        task = asyncio.create_task(cache.register())
-        number, call = await worker.expect(Register)
-        worker.answer((number, Failed("UsageError", ["session", 2, "another engine is connected"])))
-        with pytest.raises(UsageError, match="another engine"):
-            await task
-        assert cache.device == []
-        with pytest.raises(PeerUnavailable):
-            seen(call.memory[0], PoolGeometry("kv", 3, 64, "bfloat16"))

@@ -8,7 +8,7 @@ from kvcoord.client.progress import Landing, missing
 from kvcoord.client.results import GrantedLease, layers_needed
 from kvcoord.errors import PeerUnavailable, TransferFailed, UsageError
 from kvcoord.protocol.local import Acquired, Failed, Release
-from tests.client.test_session import Probe, Rig
+from tests.client.rig import Probe, Rig
 from tests.client.values import aborted, acquired
 
 

@@ -1,129 +1,39 @@
 """The session without a socket: packing, order, lateness, what is given back, what ends it."""
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcoord.client import reading
-from kvcoord.client.progress import Landing, PendingOutcome
-from kvcoord.client.results import GrantedLease, expect
-from kvcoord.client.session import Asked, Session
-from kvcoord.domain import Committed, Path
+from kvcoord.client.results import GrantedLease
 from kvcoord.errors import (
     DeadlineExceeded,
-    Diverged,
     FrameMalformed,
-    GroupLost,
-    KvcoordError,
     PeerUnavailable,
     UsageError,
 )
-from kvcoord.protocol.codec import Decoder, encode
+from kvcoord.protocol.codec import encode
 from kvcoord.protocol.local import (
-    Acquire,
     Acquired,
     Advance,
-    Advanced,
-    Agree,
-    Agreed,
     Allocate,
     Allocated,
-    Answer,
     Answers,
-    Call,
     Done,
     Failed,
     Free,
-    FromEngine,
-    Landed,
     Match,
     Matched,
     Opened,
-    Outcome,
     Release,
     Status,
     StatusBody,
-    WriteThrough,
     Written,
 )
+from tests.client.rig import Probe, Rig
 from tests.client.values import INFO, A, aborted, acquired, committed
-
-
-class Probe(Asked[Any]):
-    """A caller that remembers, and can be gone."""
-
-    def __init__(self, call: Call, read: Any, landing: Landing | None = None, *, gone: bool = False) -> None:
-        super().__init__(call, read, landing)
-        self.results: list[object] = []
-        self.errors: list[KvcoordError] = []
-        self.gone = gone
-
-    def settle(self, result: object) -> bool:
-        if self.gone:
-            return False
-        self.results.append(result)
-        return True
-
-    def fail(self, error: KvcoordError) -> None:
-        self.errors.append(error)
-
-
-class Rig:
-    """A session whose messages are decoded."""
-
-    closed = True
-
-    def __init__(self, *, message_bytes_max: int = 1 << 20, calls_open_max: int = 1000) -> None:
-        self.session = Session("ipc:///w", message_bytes_max, calls_open_max)
-        self._decoder: Decoder[FromEngine] = Decoder(FromEngine)
-
-    def ask(self, call: Call, read: Any = reading.read_done, *, gone: bool = False) -> Probe:
-        landing = Landing(3) if isinstance(call, Acquire) else None
-        probe = Probe(call, read, landing, gone=gone)
-        self.session.ask(probe)
-        return probe
-
-    def match(self, key: bytes = A) -> Probe:
-        return self.ask(Match(key), reading.read_match)
-
-    def acquire(self, *, landed: bool = False, gone: bool = False) -> Probe:
-        return self.ask(Acquire(A, landed), self._lease, gone=gone)
-
-    def write(self) -> Probe:
-        return self.ask(WriteThrough(A, [[1]], deferred=True), self._pending)
-
-    def agree(self, operation: str) -> Probe:
-        return self.ask(Agree(operation, True, deferred=True), self._pending)
-
-    def advance(self) -> Probe:
-        return self.ask(Advance(1), reading.read_advanced)
-
-    def sent(self) -> list[list[tuple[int, Call]]]:
-        return [self._decoder.decode(payload).calls for payload in self.session.outgoing()]
-
-    def answer(self, *answers: tuple[int, Answer]) -> None:
-        self.session.receive(encode(Answers(list(answers))))
-
-    def landed(self, operation: str, layers: int, error: str = "") -> None:
-        self.session.receive(encode(Landed(operation, layers, error)))
-
-    def _lease(self, asked: Asked[Any], answer: Answer) -> GrantedLease:
-        found = expect(answer, Acquired)
-        return GrantedLease(found, self.session.landings(asked, found), self)
-
-    def _pending(self, asked: Asked[Any], answer: Answer) -> PendingOutcome:
-        operation, outcome, exact = reading.decided(asked, answer)
-        pending = PendingOutcome(operation, outcome)
-        self.session.pending(pending, exact=exact)
-        return pending
-
-
-def advanced(*outcomes: Outcome) -> Advanced:
-    return Advanced(1, 0, list(outcomes), [], [], 0)
-
 
 # --- packing and order ------------------------------------------------------------------------------------------------
 
@@ -243,102 +153,6 @@ def test_giving_back_is_not_refused_by_the_limit_of_calls() -> None:
     assert rig.sent() == [[(2, Release(5))]]
 
 
-# --- outcomes of a later round ----------------------------------------------------------------------------------------
-
-
-def test_a_deferred_write_takes_its_outcome_from_whatever_attempt_was_the_last() -> None:
-    rig = Rig()
-    rig.write()
-    write = rig.write()
-    rig.advance()
-    rig.answer((1, Written(None, "write-through/7/0", 1)), (2, Written(None, "write-through/17/0", 1)))
-    pending = write.results[0]
-    assert isinstance(pending, PendingOutcome)
-    assert not pending.done()
-    with pytest.raises(UsageError, match="later advance"):
-        pending.result()
-    rig.answer((3, advanced(committed("write-through/17/1"))))
-    assert pending.done()
-    assert pending.result() == committed("write-through/17/1")
-    assert pending
-
-
-def test_votes_of_the_engines_own_are_matched_by_their_whole_id() -> None:
-    rig = Rig()
-    first, second = rig.agree("batch/3"), rig.agree("batch/4")
-    rig.advance()
-    rig.answer((1, Agreed(None)), (2, Agreed(None)))
-    rig.answer((3, advanced(aborted("batch/4"), committed("batch/3"))))
-    assert first.results[0].result() == committed("batch/3")  # type: ignore[attr-defined]
-    assert second.results[0].result() == aborted("batch/4")  # type: ignore[attr-defined]
-    assert not second.results[0]
-
-
-def test_a_write_that_is_decided_at_once_is_done() -> None:
-    rig = Rig()
-    write = rig.write()
-    rig.answer((1, Written(committed("write-through/7/0"), "write-through/7/0", 1)))
-    assert write.results[0].result() == committed("write-through/7/0")  # type: ignore[attr-defined]
-
-
-def test_an_outcome_that_comes_before_the_answer_to_its_call_is_not_lost() -> None:
-    rig = Rig()
-    write, vote = rig.write(), rig.agree("batch/3")
-    rig.advance()
-    rig.answer((3, advanced(committed("write-through/9/1"), aborted("batch/3"))))
-    rig.answer((2, Agreed(None)))
-    rig.answer((1, Written(None, "write-through/9/0", 1)))
-    assert write.results[0].result() == committed("write-through/9/1")  # type: ignore[attr-defined]
-    assert vote.results[0].result() == aborted("batch/3")  # type: ignore[attr-defined]
-
-
-def test_an_outcome_that_nobody_asked_for_is_not_taken_for_a_later_one() -> None:
-    rig = Rig()
-    rig.write()
-    rig.advance()
-    rig.answer((2, advanced(aborted("write-back/9/0"), aborted("write-through/9/0"))))
-    rig.answer((1, Written(None, "write-through/1/0", 1)))
-    later = rig.write()
-    rig.answer((3, Written(None, "write-through/9/0", 1)))
-    assert not later.results[0].done()  # type: ignore[attr-defined]
-
-
-def test_outcomes_are_taken_in_even_when_nobody_waits_for_the_advance() -> None:
-    rig = Rig()
-    write = rig.write()
-    rig.ask(Advance(1), reading.read_advanced, gone=True)
-    rig.answer((1, Written(None, "write-through/9/0", 1)), (2, advanced(committed("write-through/9/0"))))
-    assert write.results[0].done()  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("failure", "kind"),
-    [
-        (Failed("GroupLost", ["g", "rank 2 is missing", 60.0]), GroupLost),
-        (Failed("Diverged", ["g", 4, [[0], [1]], "op"]), Diverged),
-    ],
-)
-def test_a_group_that_is_over_decides_nothing_that_is_pending(failure: Failed, kind: type[KvcoordError]) -> None:
-    rig = Rig()
-    write = rig.write()
-    advance = rig.advance()
-    rig.answer((1, Written(None, "write-through/9/0", 1)), (2, failure))
-    assert isinstance(advance.errors[0], kind)
-    pending = write.results[0]
-    assert isinstance(pending, PendingOutcome)
-    assert pending.done()
-    with pytest.raises(kind):
-        pending.result()
-
-
-def test_a_refused_call_leaves_pending_outcomes_alone() -> None:
-    rig = Rig()
-    write = rig.write()
-    rig.ask(Release(4))
-    rig.answer((1, Written(None, "write-through/9/0", 1)), (2, Failed("UsageError", ["lease", 4, "is not held"])))
-    assert not write.results[0].done()  # type: ignore[attr-defined]
-
-
 # --- the end of a session ---------------------------------------------------------------------------------------------
 
 
@@ -425,9 +239,3 @@ def test_no_open_call_needs_no_deadline() -> None:
     rig.answer((1, Matched(0, 0)))
     assert rig.session.expire(99.0, 5.0) is None
     assert probe.errors == []
-
-
-def test_a_committed_outcome_is_true_and_a_pending_one_is_not() -> None:
-    assert PendingOutcome("op/1", Committed("op/1", Path.VOTED))
-    assert not PendingOutcome("op/1", aborted("op/1"))
-    assert not PendingOutcome("op/1")

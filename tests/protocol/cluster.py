@@ -236,8 +236,8 @@ class Cluster:
         coordinator = next((c for c in self.coordinators if c.name == envelope.receiver), None)
         if coordinator is not None:
             if coordinator.machine is not None:
-                message = _UP.decode(envelope.payload)
-                self._serve(coordinator, coordinator.machine.step(envelope.peer, message, self.now))
+                said = _UP.decode(envelope.payload)
+                self._serve(coordinator, coordinator.machine.step(envelope.peer, said, self.now))
             return
         rank = self.ranks[envelope.receiver]
         if rank.alive and rank.peer == envelope.peer:

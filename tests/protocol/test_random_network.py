@@ -1,7 +1,12 @@
 """Some hundred short runs over a bad network. `random_run` says what is done and checked."""
 
+import random
+
 import pytest
 
+from kvcoord.domain import OperationKind, Outcome
+from kvcoord.protocol.messages import Vote
+from tests.protocol.cluster import joined
 from tests.protocol.random_run import Run
 
 RUNS_EACH = 25
@@ -13,18 +18,19 @@ def test_ranks_agree_and_everything_ends_over_a_bad_network(first: int) -> None:
         play(seed)
 
 
-def test_without_faults_nothing_is_suspended_after_the_first_activation() -> None:
-    for seed in range(20):
-        run = Run(seed, faults=False)
-        run.cluster.start()
-        run.cluster.settle()
-        run.play(100)
-        assert not any("GroupSuspended" in line for line in run.trace), seed
-
-
-def test_a_rank_that_learns_of_a_closed_round_before_its_own_frame_goes_on() -> None:
-    """Its frame stayed open for ever, so that it could not take the step after the next one."""
-    play(3883)
+def test_without_faults_what_all_want_is_committed() -> None:
+    for seed in range(30):
+        dice = random.Random(seed)
+        cluster = joined(dice.randint(1, 4))
+        operations = [f"op{number}" for number in range(10)]
+        for rank in cluster.ranks.values():
+            for operation in dice.sample(operations, len(operations)):
+                vote = Vote(operation, OperationKind.CUSTOM, True)
+                cluster.perform(rank, rank.machine.vote(vote, cluster.now))
+        dice.shuffle(cluster.wire)
+        cluster.settle()
+        for rank in cluster.ranks.values():
+            assert rank.outcomes == dict.fromkeys(operations, (Outcome.COMMIT, None))
 
 
 def play(seed: int) -> None:

@@ -1,0 +1,76 @@
+"""Whole groups in one event loop: a coordinator and workers with real sockets, real memory and real copies."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from kvcoord.config import CoordinatorConfig, GroupConfig, Timeouts, WorkerConfig
+from kvcoord.observability.recorder import FlightRecorder
+from kvcoord.runtime.coordinator import Coordinator
+from kvcoord.runtime.worker import Worker
+from kvcoord.transport.unix import UnixTransport
+from kvcoord.transport.zeromq import ZeromqTransport
+
+POOLS = [{"name": "kv", "page_bytes": 64, "layers": 4}]
+
+
+class Group:
+    """A coordinator and its workers. `worker(rank)` starts one more of them, or the same rank once more."""
+
+    def __init__(self, folder: Path, stack: AsyncExitStack, **group: object) -> None:
+        self.folder = folder
+        self.config = msgspec.convert({"pools": POOLS, **group}, GroupConfig)
+        self.workers: list[Worker] = []
+        self._stack = stack
+
+    @property
+    def coordinator_address(self) -> str:
+        return f"ipc://{self.folder}/c.sock"
+
+    def address(self, rank: int) -> str:
+        """Where the engine of this rank finds its worker."""
+        return f"ipc://{self.folder}/r{rank}.sock"
+
+    async def coordinator(self) -> Coordinator:
+        config = CoordinatorConfig(bind=[self.coordinator_address], http=None)
+        return await self._stack.enter_async_context(Coordinator(config))
+
+    def worker_config(self, rank: int, **options: object) -> WorkerConfig:
+        settings = {
+            "group": self.config,
+            "rank": rank,
+            "listen": self.address(rank),
+            "coordinators": [self.coordinator_address],
+            "device_pages": 32,
+            "host_pages": 64,
+            "timeouts": Timeouts(linger_s=0.1),
+            **options,
+        }
+        return WorkerConfig(**settings)  # type: ignore[arg-type]
+
+    async def worker(self, rank: int, **options: object) -> Worker:
+        config = self.worker_config(rank, **options)
+        worker = Worker(config, UnixTransport(), ZeromqTransport(), FlightRecorder(f"rank{rank}", 1000))
+        self._stack.push_async_callback(worker.close)
+        await worker.open()
+        self.workers.append(worker)
+        return worker
+
+
+@asynccontextmanager
+async def group(folder: Path, **settings: object) -> AsyncIterator[Group]:
+    """A group with a coordinator and all its workers."""
+    async with AsyncExitStack() as stack:
+        made = Group(folder, stack, **settings)
+        await made.coordinator()
+        for rank in range(made.config.world_size):
+            await made.worker(rank)
+        yield made
+
+
+async def ended(worker: Worker) -> Exception:
+    """Why the worker cannot go on."""
+    return await asyncio.shield(worker.ended)
