@@ -10,6 +10,7 @@
     |- DeadlineExceeded           a configured wait ran out: phase, limit
     |- PeerUnavailable            nobody answers at an address
     |- TransferFailed             a copy failed: direction, layer, cause
+    |- DriverCallFailed           a GPU's driver refused a call: call, code, detail
     |- FrameError                 bytes from a peer are not a message
     |  |- FrameOversized, FrameMalformed, FrameVersionMismatch
     |- PoolError                  a slot was used against the rules
@@ -158,6 +159,17 @@ class TransferFailed(KvcoordError):
 
     def __str__(self) -> str:
         return f"transfer {self.transfer} failed at layer {self.layer}: {self.cause}"
+
+
+class DriverCallFailed(KvcoordError):
+    """A GPU's driver answered `call` with `code`, which it describes as `detail`."""
+
+    def __init__(self, call: str, code: int, detail: str) -> None:
+        self.call, self.code, self.detail = call, code, detail
+        super().__init__(call, code, detail)
+
+    def __str__(self) -> str:
+        return f"{self.call} failed with {self.code} ({self.detail})"
 
 
 class FrameError(KvcoordError):

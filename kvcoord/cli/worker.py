@@ -22,10 +22,11 @@ def command(
     file: Path | None, rank: int | None, http: str | None, assignments: tuple[str, ...], process: ProcessOptions
 ) -> None:
     """Serve the engine of one rank: host memory, index, copies, votes."""
-    config = load_config(WorkerConfig, file, assignments, {"rank": rank, "http": nullable(http)}).config
+    loaded = load_config(WorkerConfig, file, assignments, {"rank": rank, "http": nullable(http)})
+    config = loaded.config
     configure(config.log_level, config.log_format, f"worker-{config.rank}")
     code = run(
-        lambda stop: serve(config, stop),
+        lambda stop: serve(config, stop, loaded.sources),
         shutdown_timeout_s=config.timeouts.shutdown_timeout_s,
         ready_fd=process.ready_fd,
         exit_with_parent=process.exit_with_parent,

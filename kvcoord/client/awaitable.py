@@ -48,8 +48,10 @@ class Lease(GrantedLease):
 
     __slots__ = ("_client", "_limit_s")
 
-    def __init__(self, answer: Acquired, landings: tuple[Landing, ...], client: LeaseHolder, limit_s: float) -> None:
-        super().__init__(answer, landings, client)
+    def __init__(
+        self, answer: Acquired, landings: tuple[Landing, ...], client: LeaseHolder, asked: int, limit_s: float
+    ) -> None:
+        super().__init__(answer, landings, client, asked)
         self._client = client
         self._limit_s = limit_s
 
@@ -80,7 +82,7 @@ class Lease(GrantedLease):
         return pending if deferred else await pending
 
     async def release(self) -> None:
-        """The engine no longer reads these pages. The second time, and for an aborted lease, it does nothing."""
+        """The engine no longer reads these pages. Does nothing for a lease that is not `held`."""
         await self._client.release(self)
 
     async def __aenter__(self) -> Self:

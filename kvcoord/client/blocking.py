@@ -43,6 +43,7 @@ class BlockingCacheClient:
         self.device: list[PageMemory] = []
         """Device memory of each pool once it is registered: the engine fills and reads its pages."""
         self._own_pages: list[SharedPages] = []
+        self._pages: list[SharedPages] = []
         self._channel = BlockingChannel(address, options)
         try:
             self.info: Opened = self._channel.ask(local.Open(local.LOCAL_VERSION), reading.read_opened).wait()
@@ -70,18 +71,21 @@ class BlockingCacheClient:
         """Is the session over, closed by either side, as far as it was noticed?"""
         return bool(self._channel.session.lost)
 
+    def voided(self, number: int) -> bool:
+        """Has the group begun anew since this call was asked? Leases ask."""
+        return self._channel.session.voided(number)
+
     def register(self, pages: Sequence[SharedPages] | None = None) -> None:
         """As `CacheClient.register`."""
-        if self.device:
-            raise UsageError("pages", len(self.device), "are registered already: once for each session")
-        own = create_pages(self.info) if pages is None else []
-        shared = own if pages is None else pages
+        own = create_pages(self.info) if pages is None and not self._pages else []
+        shared = own or self._pages if pages is None else list(pages)
         try:
             self._ask(register_of(shared, self.info), reading.read_done).wait()
         except BaseException:
             close_pages(own)
             raise
-        self._own_pages = own
+        self._own_pages += own
+        self._pages = shared
         self.device = [each.memory for each in shared]
 
     # --- tickets --------------------------------------------------------------------------------------------------
@@ -105,15 +109,15 @@ class BlockingCacheClient:
         return self._ask(call, self._read_lease, Landing(self._layer_count))
 
     def release_nowait(self, lease: BlockingLease) -> Ticket[None]:
-        """Nothing is queued the second time, and for an aborted lease."""
-        if not lease.number or lease.released:
+        """Nothing is queued for a lease that is not held."""
+        if not lease.held:
             return self._channel.answered(local.Release(lease.number), None)
         lease.released = True
         return self._ask(local.Release(lease.number), reading.read_done)
 
     def write_lease_nowait(self, lease: BlockingLease, *, deferred: bool = True) -> Ticket[PendingOutcome]:
-        if not lease.number or lease.released:
-            raise UsageError("lease", lease.number, "is not held: it was aborted, or released before it was written")
+        if not lease.held:
+            raise UsageError("lease", lease.number, "is not held: aborted, released, or of before the group began anew")
         return self._ask(local.WriteThrough(lease=lease.number, deferred=bool(deferred)), self._read_pending)
 
     def allocate_nowait(self, count: int) -> Ticket[Allocation]:
@@ -262,7 +266,7 @@ class BlockingCacheClient:
 
     def _read_lease(self, asked: Asked[Any], answer: Answer) -> BlockingLease:
         found = expect(answer, Acquired)
-        return BlockingLease(found, self._channel.session.landings(asked, found), self, self._channel)
+        return BlockingLease(found, self._channel.session.landings(asked, found), self, asked.number, self._channel)
 
     def _read_load(self, asked: Asked[Any], answer: Answer) -> BlockingLoad:
         found = expect(answer, Loaded)

@@ -40,6 +40,7 @@ class CacheClient:
 
     Every call may raise PeerUnavailable (the worker is gone), DeadlineExceeded (no answer within `call_timeout_s`),
     what the worker raised (GroupLost, Diverged, JoinRefused ...), and UsageError for arguments that can never work.
+    After GroupRenewed every lease of before is void: start afresh, with `register`.
     """
 
     def __init__(self, address: str, options: ClientOptions) -> None:
@@ -52,6 +53,7 @@ class CacheClient:
         self._channel = Channel(address, options)
         self._ask = self._channel.ask
         self._own_pages: list[SharedPages] = []
+        self._pages: list[SharedPages] = []
         self._layer_count = 0
 
     async def open(self) -> None:
@@ -71,22 +73,26 @@ class CacheClient:
         """Is the session over, closed by either side?"""
         return bool(self._channel.session.lost)
 
+    def voided(self, number: int) -> bool:
+        """Has the group begun anew since this call was asked? Leases ask."""
+        return self._channel.session.voided(number)
+
     async def register(self, pages: Sequence[SharedPages] | None = None) -> None:
         """Be the rank's engine: share device memory with the worker, and find it in `device`.
 
         Without `pages` the memory is made for every pool and closed with this client; pages of the caller's own (one
-        for each pool, of the group's geometry) stay the caller's to close, after this client.
+        for each pool, of the group's geometry) stay the caller's to close, after this client. After GroupRenewed
+        register again: without `pages` the same memory, whose contents are then of no worth.
         """
-        if self.device:
-            raise UsageError("pages", len(self.device), "are registered already: once for each session")
-        own = create_pages(self.info) if pages is None else []
-        shared = own if pages is None else pages
+        own = create_pages(self.info) if pages is None and not self._pages else []
+        shared = own or self._pages if pages is None else list(pages)
         try:
             await self._ask(register_of(shared, self.info), reading.read_done)
         except BaseException:
             close_pages(own)
             raise
-        self._own_pages = own
+        self._own_pages += own
+        self._pages = shared
         self.device = [each.memory for each in shared]
 
     # --- what is cached -------------------------------------------------------------------------------------------
@@ -106,14 +112,14 @@ class CacheClient:
 
     async def release(self, lease: Lease) -> None:
         """As `lease.release`."""
-        if lease.number and not lease.released:
+        if lease.held:
             lease.released = True
             await self._ask(local.Release(lease.number), reading.read_done)
 
     async def write_lease(self, lease: Lease, *, deferred: bool = True) -> Pending:
         """As `lease.write_through`, without waiting for an outcome that comes with a later `advance`."""
-        if not lease.number or lease.released:
-            raise UsageError("lease", lease.number, "is not held: it was aborted, or released before it was written")
+        if not lease.held:
+            raise UsageError("lease", lease.number, "is not held: aborted, released, or of before the group began anew")
         return await self._ask(local.WriteThrough(lease=lease.number, deferred=bool(deferred)), self._read_pending)
 
     # --- pages of the engine's own --------------------------------------------------------------------------------
@@ -215,7 +221,7 @@ class CacheClient:
 
     def _read_lease(self, asked: Asked[Any], answer: Answer) -> Lease:
         found = expect(answer, Acquired)
-        return Lease(found, self._channel.session.landings(asked, found), self, self._limit_s)
+        return Lease(found, self._channel.session.landings(asked, found), self, asked.number, self._limit_s)
 
     def _read_load(self, asked: Asked[Any], answer: Answer) -> Load:
         found = expect(answer, Loaded)

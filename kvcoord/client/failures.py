@@ -3,11 +3,11 @@
 import msgspec
 
 from kvcoord import errors
-from kvcoord.errors import Diverged, GroupLost, JoinRefused, KvcoordError
+from kvcoord.errors import Diverged, GroupLost, GroupRenewed, JoinRefused, KvcoordError
 from kvcoord.protocol.local import Failed
 
-LASTING = (Diverged, GroupLost, JoinRefused)
-"""The group is over: every later call fails the same way, and nothing that was put to its vote will be decided."""
+VOTES_END = (Diverged, GroupLost, GroupRenewed, JoinRefused)
+"""The group is over, or began anew: nothing that was put to its vote before will be decided."""
 
 
 def exception_of(failure: Failed) -> KvcoordError:

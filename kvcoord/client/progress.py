@@ -217,6 +217,14 @@ class Landings:
         if landing.over:
             self._close(landing)
 
+    def void(self, error: KvcoordError) -> None:
+        """The group began anew: copies of before are over, and their ids may come again. Open calls are answered."""
+        waiting = list(self._named.values())
+        for landing in waiting:
+            self._close(landing)
+            landing.fail(error)
+        self._early.clear()
+
     def fail(self, error: KvcoordError) -> None:
         """No more reports will come."""
         waiting = list(self._open.values())

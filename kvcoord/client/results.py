@@ -35,10 +35,13 @@ class Allocation(msgspec.Struct, frozen=True):
 
 
 class Holder(Protocol):
-    """A client, as far as a lease knows it: with it ends what it holds."""
+    """A client, as far as a lease knows it: what it holds ends with the session."""
 
     @property
     def closed(self) -> bool: ...
+
+    def voided(self, number: int) -> bool:
+        """Has the group begun anew since this call of the session was asked?"""
 
 
 class Loading:
@@ -71,11 +74,13 @@ class GrantedLease(Loading):
     `number` is 0 when nothing is held.
     """
 
-    __slots__ = ("_holder", "device_pages", "host_pages", "loaded", "number", "released", "slots")
+    __slots__ = ("_asked", "_holder", "device_pages", "host_pages", "loaded", "number", "released", "slots")
 
-    def __init__(self, answer: Acquired, landings: tuple[Landing, ...], holder: Holder) -> None:
+    def __init__(self, answer: Acquired, landings: tuple[Landing, ...], holder: Holder, asked: int) -> None:
+        """`asked` is the number of the call."""
         super().__init__(answer.outcome, answer.operation, landings)
         self._holder = holder
+        self._asked = asked
         self.number = answer.lease
         self.slots = answer.slots
         self.device_pages = answer.device_pages
@@ -83,8 +88,13 @@ class GrantedLease(Loading):
         self.loaded = answer.loaded
         self.released = False
 
+    @property
+    def held(self) -> bool:
+        """Not when aborted, no longer when released, or when the group began anew."""
+        return self.number > 0 and not self.released and not self._holder.voided(self._asked)
+
     def __del__(self) -> None:
-        if self.number and not self.released and not self._holder.closed:
+        if self.held and not self._holder.closed:
             warnings.warn(f"{self!r} was dropped before it was released", ResourceWarning, stacklevel=1, source=self)
 
     def __repr__(self) -> str:

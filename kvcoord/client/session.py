@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
-from kvcoord.client.failures import LASTING, exception_of, name_of
+from kvcoord.client.failures import VOTES_END, exception_of, name_of
 from kvcoord.client.progress import Landing, Landings, Outcomes, PendingOutcome
 from kvcoord.client.results import Allocation, GrantedLease
-from kvcoord.errors import DeadlineExceeded, FrameError, KvcoordError, PeerUnavailable, UsageError
+from kvcoord.errors import DeadlineExceeded, FrameError, GroupRenewed, KvcoordError, PeerUnavailable, UsageError
 from kvcoord.protocol.codec import Decoder, encode
 from kvcoord.protocol.local import (
     Acquire,
@@ -30,6 +30,7 @@ from kvcoord.protocol.local import (
     LoadBack,
     Loaded,
     Outcome,
+    Register,
     Release,
     WriteThrough,
 )
@@ -41,11 +42,15 @@ NOBODY: Final = 0
 
 
 class Asked(ABC, Generic[T]):
-    """One call until it is answered. `deadline` is for its owner; `landing` follows what the call may load."""
+    """One call until it is answered. `deadline` is for its owner; `landing` follows what the call may load.
 
-    __slots__ = ("call", "deadline", "landing", "read")
+    `number` orders the calls of a session, from 1.
+    """
+
+    __slots__ = ("call", "deadline", "landing", "number", "read")
 
     def __init__(self, call: Call, read: "Callable[[Asked[T], Answer], T]", landing: Landing | None = None) -> None:
+        self.number = NOBODY
         self.call = call
         self.read = read
         self.landing = landing
@@ -91,6 +96,9 @@ class Session:
         self._queue: list[tuple[int, Call]] = []
         self._outcomes = Outcomes()
         self._landings = Landings()
+        self._renewed = False
+        self._registered_at = NOBODY
+        self._void_through = NOBODY
 
     @property
     def queued(self) -> bool:
@@ -101,6 +109,10 @@ class Session:
     def calls_open(self) -> int:
         """Calls without an answer, those that nobody waits for any more among them."""
         return len(self._open)
+
+    def voided(self, number: int) -> bool:
+        """Has the group begun anew since this call was asked? What was granted to it is held no longer."""
+        return self._renewed or number <= self._void_through
 
     # --- out ------------------------------------------------------------------------------------------------------
 
@@ -114,6 +126,8 @@ class Session:
         self._enqueue(asked)
         if asked.landing is not None:
             self._landings.begin(asked.landing)
+        elif isinstance(asked.call, Register):
+            self._begin_life(asked.number)
 
     def outgoing(self) -> list[bytes]:
         """What is queued, as messages to send now and in this order: one, unless it would be too long."""
@@ -124,7 +138,7 @@ class Session:
         """Queues the return of what a call was granted for somebody who no longer wants it."""
         if self.lost:
             return
-        if isinstance(result, GrantedLease) and result.number and not result.released:
+        if isinstance(result, GrantedLease) and result.held:
             result.released = True
             self._enqueue(_GivenBack(Release(result.number)))
         elif isinstance(result, Allocation) and result.slots:
@@ -195,8 +209,16 @@ class Session:
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
+    def _begin_life(self, number: int) -> None:
+        """An engine registers, once more perhaps: what was granted before the group began anew stays void."""
+        self._registered_at = number
+        if self._renewed:
+            self._renewed = False
+            self._void_through = number
+
     def _enqueue(self, asked: Asked[Any]) -> None:
         self._number += 1
+        asked.number = self._number
         self._open[self._number] = asked
         self._queue.append((self._number, asked.call))
 
@@ -215,8 +237,6 @@ class Session:
                 self._settle(outcome)
         try:
             result = asked.read(asked, answer)
-        except UsageError as error:
-            asked.fail(error)
         except FrameError as error:
             asked.fail(PeerUnavailable(self.address, error.cause))
             raise
@@ -227,8 +247,11 @@ class Session:
             self._outcomes.forget_early()
 
     def _fail(self, asked: Asked[Any], error: KvcoordError) -> None:
-        if isinstance(error, LASTING):
+        if isinstance(error, VOTES_END) and asked.number > self._registered_at:
             self._outcomes.fail(error)
+            if isinstance(error, GroupRenewed):
+                self._renewed = True
+                self._landings.void(error)
         if asked.landing is not None:
             self._landings.end(asked.landing)
         asked.fail(error)

@@ -26,9 +26,14 @@ class BlockingLease(GrantedLease):
     __slots__ = ("_channel", "_client")
 
     def __init__(
-        self, answer: Acquired, landings: tuple[Landing, ...], client: LeaseHolder, channel: BlockingChannel
+        self,
+        answer: Acquired,
+        landings: tuple[Landing, ...],
+        client: LeaseHolder,
+        asked: int,
+        channel: BlockingChannel,
     ) -> None:
-        super().__init__(answer, landings, client)
+        super().__init__(answer, landings, client, asked)
         self._client = client
         self._channel = channel
 
@@ -51,7 +56,7 @@ class BlockingLease(GrantedLease):
         return self._client.write_lease(self, deferred=deferred)
 
     def release(self) -> None:
-        """The engine no longer reads these pages. The second time, and for an aborted lease, it does nothing."""
+        """The engine no longer reads these pages. Does nothing for a lease that is not `held`."""
         self._client.release(self)
 
     def __enter__(self) -> Self:

@@ -25,13 +25,20 @@ _ORDERS: dict[EvictionPolicy, Callable[[], EvictionOrder]] = {
 
 MakeConsensus = Callable[[TierPools], Consensus]
 
+Watch = Callable[[CacheState], None]
+"""Is given the state of each cache that a machine makes, before anything happens in it."""
+
 
 def fingerprint(group: GroupConfig) -> dict[str, str | int]:
     """What all ranks must have in common to join: settings, and that equal tokens give equal page keys."""
     return {**group_fingerprint(group), "page_key_self_test": self_test_digest()}
 
 
-def make_worker(config: WorkerConfig, incarnation: int) -> WorkerMachine:
+def _unwatched(_: CacheState) -> None:
+    """Nobody looks on."""
+
+
+def make_worker(config: WorkerConfig, incarnation: int, watch: Watch = _unwatched) -> WorkerMachine:
     """The machine of a rank that agrees through a coordinator, or (agreement none) only reports to it."""
     group = config.group
     holder: list[WorkerMachine] = []
@@ -64,12 +71,14 @@ def make_worker(config: WorkerConfig, incarnation: int) -> WorkerMachine:
             return LocalConsensus(pools)
         return AgreedConsensus(Ledger(2 * len(group.pools)), rank, len(group.pools))
 
-    machine = make_machine(config, rank, consensus)
+    machine = make_machine(config, rank, consensus, watch)
     holder.append(machine)
     return machine
 
 
-def make_machine(config: WorkerConfig, rank: RankMachine | None, make_consensus: MakeConsensus) -> WorkerMachine:
+def make_machine(
+    config: WorkerConfig, rank: RankMachine | None, make_consensus: MakeConsensus, watch: Watch = _unwatched
+) -> WorkerMachine:
     """A machine with any way to agree."""
     group = config.group
     names = [pool.name for pool in group.pools]
@@ -88,6 +97,7 @@ def make_machine(config: WorkerConfig, rank: RankMachine | None, make_consensus:
             lockstep=group.lockstep,
             immediate_allowed=group.pp == 1 or not group.lockstep,
         )
+        watch(state)
         if not group.lockstep:
             return StreamingCache(state, config.limits.decisions_kept_max), consensus
         return Cache(state), consensus

@@ -101,7 +101,7 @@ class Loads:
         return True
 
     def abandon(self) -> None:
-        """This cache ends: acquires without an outcome hold nothing any more. Their calls are answered by the worker."""
+        """This cache ends: acquires without an outcome hold nothing any more. The worker answers their calls."""
         parked = [] if self._parked is None else [self._parked]
         for wanted in [*self._undecided.values(), *parked]:
             for held in (wanted.operation.reservation, wanted.new):

@@ -1,4 +1,4 @@
-"""Copies between memories of this host: one memmove for each run of adjacent pages in each layer.
+"""Copies between memories of this host: one memmove for each run of adjacent pages in each plane.
 
 Small transfers are copied at once on the loop's thread, larger ones by a thread of their direction; a thread waits
 in a queue, never in a loop of polls. Both settle in a callback of the loop, and many ends share one callback.
@@ -15,8 +15,9 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Final
 
-from kvcoord.dma.engine import CopyPlan, CopyStatistics, Direction, DirectionStatistics, PoolCopy
+from kvcoord.dma.engine import CopyPlan, CopyStatistics, Direction, DirectionStatistics
 from kvcoord.dma.transfer import Transfer
+from kvcoord.dma.wakeup import Wakeup
 from kvcoord.errors import TransferFailed, UsageError
 
 INLINE_BYTES_MAX: Final = 256 * 1024
@@ -48,7 +49,7 @@ class CpuCopyEngine:
         self._transfers_open_max = transfers_open_max
         self._lanes = {direction: _Lane() for direction in Direction}
         self._closed = False
-        self._wake_scheduled = False
+        self._wakeup = Wakeup(loop, self._settle_copied)
 
     @property
     def bytes_in_flight(self) -> int:
@@ -69,7 +70,7 @@ class CpuCopyEngine:
         job = _Job(plan, self._loop)
         lane.open(job)
         if job.total_bytes <= self._inline_bytes_max and not lane.queued:
-            _copy(job, self._wake)
+            _copy(job, self._wakeup.wake)
         else:
             if not lane.threads:
                 self._start_threads(lane, plan.direction)
@@ -93,23 +94,10 @@ class CpuCopyEngine:
 
     def _work(self, lane: "_Lane") -> None:
         while (job := lane.queue.get()) is not None:
-            _copy(job, self._wake_from_thread)
+            _copy(job, self._wakeup.wake_from_thread)
             del job  # The next wait may be long; a copy that is over must not keep its memories.
 
-    def _wake(self) -> None:
-        if not self._wake_scheduled:
-            self._wake_scheduled = True
-            self._loop.call_soon(self._settle_copied)
-
-    def _wake_from_thread(self) -> None:
-        # The loop clears the flag before it looks at the jobs, so what was written before reading a set flag is seen.
-        if not self._wake_scheduled:
-            self._wake_scheduled = True
-            with suppress(RuntimeError):  # The loop was closed before this engine; nobody is left to be told.
-                self._loop.call_soon_threadsafe(self._settle_copied)
-
     def _settle_copied(self) -> None:
-        self._wake_scheduled = False
         for lane in self._lanes.values():
             lane.settle_copied()
 
@@ -198,15 +186,14 @@ def _copy(job: _Job, wake: Callable[[], None]) -> None:
     """Move a job's bytes, layer by layer, on the calling thread; `wake` when there is something to tell the loop."""
     started_s = perf_counter()
     transfer = job.transfer
-    strides = [_byte_strides(pool) for pool in job.plan.pools]
+    pools = [(len(pool.layers), pool.layers, pool.pieces) for pool in job.plan.pools]
     try:
         for layer in range(transfer.layer_count):
-            for layer_count, source, source_stride, destination, destination_stride, pieces in strides:
+            for layer_count, layers, pieces in pools:
                 if layer < layer_count:
-                    from_address = source + layer * source_stride
-                    to_address = destination + layer * destination_stride
-                    for source_offset, destination_offset, size_bytes in pieces:
-                        memmove(to_address + destination_offset, from_address + source_offset, size_bytes)
+                    for source, destination in layers[layer]:
+                        for source_offset, destination_offset, size_bytes in pieces:
+                            memmove(destination + destination_offset, source + source_offset, size_bytes)
             job.layers_copied = layer + 1
             if transfer.layers_awaited:
                 wake()
@@ -215,18 +202,3 @@ def _copy(job: _Job, wake: Callable[[], None]) -> None:
     job.copying_s = perf_counter() - started_s
     job.copied = True
     wake()
-
-
-def _byte_strides(pool: PoolCopy) -> tuple[int, int, int, int, int, list[tuple[int, int, int]]]:
-    """Layers, source address and bytes to its next layer, the same of the destination, runs in bytes."""
-    page_bytes = pool.page_bytes
-    pieces = [(source * page_bytes, to * page_bytes, count * page_bytes) for source, to, count in pool.runs]
-    source, destination = pool.source, pool.destination
-    return (
-        pool.layer_count,
-        source.base_address,
-        source.layer_stride,
-        destination.base_address,
-        destination.layer_stride,
-        pieces,
-    )

@@ -10,12 +10,10 @@ from typing import Protocol
 
 import msgspec
 
+from kvcoord.dma.pieces import pieces_by_layer, runs
 from kvcoord.dma.transfer import Transfer
 from kvcoord.errors import UsageError
-from kvcoord.memory.pages import PageMemory
-
-Run = tuple[int, int, int]
-"""Source slot, destination slot, count: that many pages adjacent on both sides."""
+from kvcoord.memory.pages import Hold, Pages
 
 
 class Direction(StrEnum):
@@ -26,15 +24,17 @@ class Direction(StrEnum):
 class PoolCopy:
     """The pages of one pool that one plan moves, all layers of each. Keeps runs, not the slot lists.
 
-    Raises UsageError for lists of unequal length, slots outside a memory, or memories whose pages differ in shape.
+    `layers` are the pairs of planes to copy between, by layer; `pieces` is what to move in each of them. The layouts of
+    the two sides may differ. Raises UsageError for lists of unequal length, slots outside a memory, or memories whose
+    pages differ in shape.
     """
 
-    __slots__ = ("destination", "page_count", "runs", "source")
+    __slots__ = ("destination", "layers", "page_count", "pieces", "runs", "source")
 
     def __init__(
         self,
-        source: PageMemory,
-        destination: PageMemory,
+        source: Pages,
+        destination: Pages,
         source_slots: Sequence[int],
         destination_slots: Sequence[int],
     ) -> None:
@@ -48,15 +48,19 @@ class PoolCopy:
         self.destination = destination
         self.page_count = len(source_slots)
         self.runs = runs(source_slots, destination_slots)
+        self.layers, self.pieces = pieces_by_layer(source, destination, self.runs)
 
     @property
     def layer_count(self) -> int:
         return self.source.geometry.layer_count
 
     @property
-    def page_bytes(self) -> int:
-        """Bytes of one page in one layer."""
-        return self.source.geometry.page_bytes
+    def total_bytes(self) -> int:
+        return self.page_count * self.source.geometry.whole_page_bytes
+
+    @property
+    def piece_count(self) -> int:
+        return len(self.pieces) * sum([len(pairs) for pairs in self.layers])
 
 
 class CopyPlan(msgspec.Struct, frozen=True):
@@ -80,16 +84,25 @@ class CopyPlan(msgspec.Struct, frozen=True):
 
     @property
     def total_bytes(self) -> int:
-        return sum(pool.page_count * pool.page_bytes * pool.layer_count for pool in self.pools)
+        return sum([pool.total_bytes for pool in self.pools])
 
     @property
     def run_count(self) -> int:
-        """Pieces of memory to move: one for each run in each layer."""
-        return sum(len(pool.runs) * pool.layer_count for pool in self.pools)
+        """Pieces of memory to move: one for each run in each plane, where the layouts allow it."""
+        return sum([pool.piece_count for pool in self.pools])
 
-    def lease(self) -> list[memoryview]:
-        """Keep all memories of the plan mapped until the views are released. Raises UsageError if one is closed."""
-        return [memory.buffer() for pool in self.pools for memory in (pool.source, pool.destination)]
+    def lease(self) -> list[Hold]:
+        """Keep all memories of the plan mapped until the holds are released. Raises UsageError if one is closed."""
+        held: list[Hold] = []
+        try:
+            for pool in self.pools:
+                for memory in (pool.source, pool.destination):
+                    held.append(memory.hold())
+        except UsageError:
+            for hold in held:
+                hold.release()
+            raise
+        return held
 
 
 class DirectionStatistics(msgspec.Struct, frozen=True):
@@ -134,34 +147,15 @@ class CopyEngine(Protocol):
         ...
 
 
-def runs(source_slots: Sequence[int], destination_slots: Sequence[int]) -> list[Run]:
-    """Merge neighbours: pages that are adjacent and ascending on both sides become one run.
-
-    The lists have equal length; the runs, in their order, name the same pairs of pages.
-    """
-    if not source_slots:
-        return []
-    merged: list[Run] = []
-    first_source = next_source = source_slots[0]
-    first_destination = next_destination = destination_slots[0]
-    for source, destination in zip(source_slots, destination_slots, strict=True):
-        if source != next_source or destination != next_destination:
-            merged.append((first_source, first_destination, next_source - first_source))
-            first_source, first_destination = source, destination
-        next_source, next_destination = source + 1, destination + 1
-    merged.append((first_source, first_destination, next_source - first_source))
-    return merged
-
-
-def _check_shape(source: PageMemory, destination: PageMemory) -> None:
+def _check_shape(source: Pages, destination: Pages) -> None:
     left, right = source.geometry, destination.geometry
-    for field in ("layer_count", "page_bytes", "dtype"):
+    for field in ("layer_count", "page_bytes", "dtype", "parts"):
         ours, theirs = getattr(left, field), getattr(right, field)
         if ours != theirs:
             raise UsageError(field, (ours, theirs), f"copy between pages of one shape; {left.name} and {right.name}")
 
 
-def _check_slots(field: str, memory: PageMemory, slots: Sequence[int]) -> None:
+def _check_slots(field: str, memory: Pages, slots: Sequence[int]) -> None:
     if slots and not (min(slots) >= 0 and max(slots) < memory.capacity):
         outside = next(slot for slot in slots if not 0 <= slot < memory.capacity)
         raise UsageError(field, outside, f"pool {memory.geometry.name} has slots 0 to {memory.capacity - 1}")

@@ -17,7 +17,7 @@ from typing import Final, Self
 import msgspec
 
 from kvcoord.errors import PeerUnavailable
-from kvcoord.load.dialogue import LINE_BYTES_MAX, line
+from kvcoord.load.dialogue import EXPLAINED, LINE_BYTES_MAX, line
 from kvcoord.runtime.process import Ready
 
 ERROR_LINES_KEPT: Final = 20
@@ -71,9 +71,9 @@ class Child:
         msgspec.json.decode(await self.hear(), type=Ready)
 
     async def watch(self) -> None:
-        """Returns when it has ended as it was asked to. Raises PeerUnavailable when it has ended by itself."""
-        await self._process.wait()
-        if not self.ending:
+        """Returns when it has ended as it was asked to, or has said why. Raises PeerUnavailable when it just died."""
+        code = await self._process.wait()
+        if not self.ending and code != EXPLAINED:
             raise await self.death()
 
     async def death(self) -> PeerUnavailable:

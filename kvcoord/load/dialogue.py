@@ -18,6 +18,9 @@ from kvcoord.protocol.local import Failed
 LINE_BYTES_MAX: Final = 64 << 20
 """A report carries the time of every step."""
 
+EXPLAINED: Final = 9
+"""Exit code of a process that could not go on and has said why, with DriverFailed."""
+
 
 class DriverPlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """What one rank's engine plays.

@@ -14,6 +14,7 @@ from typing import Final
 from kvcoord.client import connect_blocking
 from kvcoord.errors import KvcoordError
 from kvcoord.load.dialogue import (
+    EXPLAINED,
     DriverFailed,
     DriverPlan,
     DriverReport,
@@ -35,7 +36,7 @@ PROGRESS_INTERVAL_S: Final = 0.1
 
 
 def main() -> int:
-    """Returns the exit code: 1 when the plan could not be played to its end."""
+    """Returns the exit code: 0, or EXPLAINED when the plan could not be played to its end."""
     lines: Lines[DriverPlan | FromReplay] = Lines(DriverPlan | FromReplay, sys.stdin.buffer, sys.stdout.buffer)
     plan = lines.hear()
     assert isinstance(plan, DriverPlan)
@@ -44,7 +45,7 @@ def main() -> int:
     except KvcoordError as error:
         with suppress(BrokenPipeError):  # A replay that was killed hears no more.
             lines.say(failure(error))
-        return 1
+        return EXPLAINED
     return 0
 
 

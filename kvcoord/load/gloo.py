@@ -4,6 +4,7 @@ Run as `python -m kvcoord.load.gloo CONFIG STORE`, one process for each rank; th
 STORE. The only part of a replay that needs torch.
 """
 
+import asyncio
 import os
 import sys
 from datetime import timedelta
@@ -15,8 +16,10 @@ import torch.distributed as dist
 
 from kvcoord.config import WorkerConfig, load
 from kvcoord.load.collective import make_collective_machine
-from kvcoord.runtime.process import run
-from kvcoord.runtime.worker import serve
+from kvcoord.observability.recorder import FlightRecorder
+from kvcoord.runtime.process import Stop, run
+from kvcoord.runtime.worker import Worker
+from kvcoord.transport.unix import UnixTransport
 
 STANDARD_OUTPUT: Final = 1
 
@@ -27,13 +30,32 @@ def main(config_file: str, store: str) -> int:
     join_process_group(config, Path(store))
     try:
         return run(
-            lambda stop: serve(config, stop, lambda config, _: make_collective_machine(config, minimum)),
+            lambda stop: serve(config, stop),
             shutdown_timeout_s=config.timeouts.shutdown_timeout_s,
             ready_fd=STANDARD_OUTPUT,
             exit_with_parent=True,
         )
     finally:
         dist.destroy_process_group()
+
+
+async def serve(config: WorkerConfig, stop: Stop) -> int:
+    """The worker of one rank that agrees by a collective, without a coordinator, until `stop`."""
+    recorder = FlightRecorder(f"rank{config.rank}", config.limits.recorder_events_max)
+    machine = make_collective_machine(config, minimum)
+    worker = Worker(config, UnixTransport(), None, recorder, lambda *_: machine)
+    await worker.open()
+    try:
+        stop.ready([worker.address])
+        asked: asyncio.Future[None] = asyncio.ensure_future(stop.wait())
+        ends: list[asyncio.Future[None] | asyncio.Future[Exception]] = [asked, worker.ended]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if worker.ended.done():
+            raise worker.ended.result()
+    finally:
+        await worker.close()
+    return 0
 
 
 def join_process_group(config: WorkerConfig, store: Path) -> None:

@@ -94,12 +94,12 @@ class _Run:
         return summarize(self._plan, reports, workers)
 
     async def blame(self, group: ExceptionGroup) -> BaseException:
-        """The error to show: that of a service that died if there is one, since the others then only miss it."""
-        watches = [asyncio.create_task(service.watch()) for service in self._services]
-        done, waiting = await asyncio.wait(watches, timeout=BLAME_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        """The error to show: how a process died if one did, since the others then only miss it."""
+        watches = [asyncio.create_task(child.watch()) for child in (*self._services, *self._drivers)]
+        done, waiting = await asyncio.wait(watches, timeout=BLAME_TIMEOUT_S, return_when=asyncio.FIRST_EXCEPTION)
         for watch in waiting:
             watch.cancel()
-        died = [error for watch in done if (error := watch.exception()) is not None]
+        died = [error for watch in watches if watch in done and (error := watch.exception()) is not None]
         return (died or [cause_of(group) or group])[0]
 
     async def _start_services(self) -> None:

@@ -1,64 +1,114 @@
-"""The bytes of one pool in one tier, layer-first: layer_count x capacity x page_bytes over one map.
+"""The bytes of one pool in one tier: what a copy needs to know of them, and pages in memory of this process.
 
-It does not know who owns which slot; `memory.slots` does. All pages of one layer are neighbours, so a run of
-adjacent slots is one piece of memory in each layer.
+Whatever the layout, and also where an engine keeps a tensor for every layer, a piece of a page is found from the
+address of its plane and the stride from page to page. It does not know who owns which slot; `memory.slots` does.
 """
 
 import ctypes
 import mmap
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Self
+from typing import Protocol, Self
 
 from kvcoord.errors import ConfigError, UsageError
-from kvcoord.memory.geometry import PoolGeometry
+from kvcoord.memory.geometry import Layout, PoolGeometry
+
+
+class Hold(Protocol):
+    """Keeps addresses good until it is released."""
+
+    def release(self) -> None: ...
+
+
+class Pages(Protocol):
+    """Pages that a copy engine can read and write: of this process, of a GPU, or shared with another process."""
+
+    @property
+    def geometry(self) -> PoolGeometry: ...
+
+    @property
+    def capacity(self) -> int:
+        """Slots."""
+        ...
+
+    @property
+    def planes(self) -> Sequence[int]:
+        """Where slot 0 starts in each plane: the parts of layer 0, then those of layer 1, and so on."""
+        ...
+
+    @property
+    def slot_stride(self) -> int:
+        """Bytes from one page's piece to the next page's piece, in every plane."""
+        ...
+
+    def hold(self) -> Hold:
+        """Keeps the pages where they are, also if they are closed meanwhile. Raises UsageError once they are closed."""
+        ...
 
 
 class PageMemory:
-    """Addressable pages of one pool. Zeroed when new, not resident until touched.
+    """Addressable pages over one map. Zeroed when new, not resident until touched.
 
-    `layer_stride` is bytes from a page to the same page in the next layer, `base_address` the address of layer 0,
-    slot 0. An address is good only while the map is held: by this object until `close`, or by a view.
+    `plane_stride` is bytes from a page's piece in one plane to its piece in the next, `layer_stride` the same from
+    layer to layer, `base_address` where slot 0 starts in the first plane. An address is good only while the map is
+    held: by this object until `close`, or by a view.
     """
 
-    __slots__ = ("_map", "base_address", "capacity", "geometry", "layer_stride", "size_bytes")
+    __slots__ = (
+        "_map",
+        "base_address",
+        "capacity",
+        "geometry",
+        "layer_stride",
+        "layout",
+        "plane_stride",
+        "planes",
+        "size_bytes",
+        "slot_stride",
+    )
 
-    def __init__(self, mapping: mmap.mmap, geometry: PoolGeometry, capacity: int) -> None:
+    def __init__(
+        self, mapping: mmap.mmap, geometry: PoolGeometry, capacity: int, layout: Layout = Layout.LAYER_FIRST
+    ) -> None:
         """Take over `mapping`, which holds at least `geometry.total_bytes(capacity)` writable bytes."""
         self.geometry = geometry
         self.capacity = capacity
+        self.layout = layout
         self.size_bytes = geometry.total_bytes(capacity)
-        self.layer_stride = capacity * geometry.page_bytes
+        self.plane_stride, self.slot_stride = geometry.strides(capacity, layout)
+        self.layer_stride = self.plane_stride * geometry.parts
         self._map: mmap.mmap | None = mapping
         self.base_address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+        self.planes = [self.base_address + plane * self.plane_stride for plane in range(geometry.plane_count)]
 
     @classmethod
-    def anonymous(cls, geometry: PoolGeometry, capacity: int) -> Self:
+    def anonymous(cls, geometry: PoolGeometry, capacity: int, layout: Layout = Layout.LAYER_FIRST) -> Self:
         """Private memory of this process: the host tier. Raises ConfigError when it cannot be mapped."""
         size_bytes = geometry.total_bytes(capacity)
         try:
             mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as cause:
             raise unmappable(geometry, capacity, cause) from cause
-        return cls(mapping, geometry, capacity)
+        return cls(mapping, geometry, capacity, layout)
 
     @property
     def closed(self) -> bool:
         return self._map is None
 
-    def view(self, layer: int, slot: int) -> memoryview:
-        """The `page_bytes` writable bytes of one page in one layer. Keeps the map in place while it lives.
+    def view(self, layer: int, slot: int, part: int = 0) -> memoryview:
+        """The `plane_bytes` writable bytes of one part of one page in one layer. Keeps the map while it lives.
 
         Raises UsageError outside the pool or after `close`.
         """
-        start = self._offset(layer, slot)
+        start = self._offset(layer, slot, part)
         with self.buffer() as whole:
-            return whole[start : start + self.geometry.page_bytes]
+            return whole[start : start + self.geometry.plane_bytes]
 
-    def address(self, layer: int, slot: int) -> int:
-        """Where one page of one layer starts. Raises UsageError outside the pool or after `close`."""
+    def address(self, layer: int, slot: int, part: int = 0) -> int:
+        """Where one part of one page of one layer starts. Raises UsageError outside the pool or after `close`."""
         if self._map is None:
             raise self._closed()
-        return self.base_address + self._offset(layer, slot)
+        return self.base_address + self._offset(layer, slot, part)
 
     def buffer(self) -> memoryview:
         """All bytes. Whoever uses raw addresses holds this meanwhile: `close` then cannot unmap under them.
@@ -68,6 +118,10 @@ class PageMemory:
         if self._map is None:
             raise self._closed()
         return memoryview(self._map)
+
+    def hold(self) -> memoryview:
+        """As `buffer`: the view is the hold."""
+        return self.buffer()
 
     def close(self) -> None:
         """Give the map back: at once, or when the last view of it ends. May be called again."""
@@ -82,14 +136,15 @@ class PageMemory:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _offset(self, layer: int, slot: int) -> int:
-        if not (0 <= layer < self.geometry.layer_count and 0 <= slot < self.capacity):
+    def _offset(self, layer: int, slot: int, part: int) -> int:
+        geometry = self.geometry
+        if not (0 <= layer < geometry.layer_count and 0 <= slot < self.capacity and 0 <= part < geometry.parts):
             raise UsageError(
-                f"{self.geometry.name}(layer, slot)",
-                (layer, slot),
-                f"stay below {self.geometry.layer_count} layers and {self.capacity} slots",
+                f"{geometry.name}(layer, slot, part)",
+                (layer, slot, part),
+                f"stay below {geometry.layer_count} layers, {self.capacity} slots and {geometry.parts} parts",
             )
-        return layer * self.layer_stride + slot * self.geometry.page_bytes
+        return (layer * geometry.parts + part) * self.plane_stride + slot * self.slot_stride
 
     def _closed(self) -> UsageError:
         return UsageError("memory", self.geometry.name, "is closed; close it after its last use")

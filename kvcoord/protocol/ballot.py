@@ -26,27 +26,42 @@ class Tally(Enum):
 
 
 class Ballot:
-    """The votes for one operation. `participants` and `agreement` are those of its first vote."""
+    """The votes for one operation. `participants`, `agreement` and `kind` are those of its first vote."""
 
-    __slots__ = ("_everyone", "_noes", "_votes", "agreement", "mismatch", "participants", "value", "voted")
+    __slots__ = (
+        "_everyone",
+        "_mask",
+        "_noes",
+        "_votes",
+        "agreement",
+        "kind",
+        "mismatch",
+        "participants",
+        "value",
+        "voted",
+    )
 
     def __init__(self, first: Vote, everyone: int) -> None:
+        self.kind = first.kind
         self.agreement = first.agreement
         self.participants = participants_of(first.participants, everyone)
         self.voted = 0
         self.value: Value = None
         self.mismatch = -1
         self._everyone = everyone
+        self._mask = first.participants
         self._noes: list[tuple[Rank, Vote]] = []
         self._votes: dict[Rank, Vote] = {}
 
     def record(self, rank: Rank, vote: Vote) -> Tally:
         """Counts one vote. A rank outside the participants, or voting again, changes nothing."""
         bit = 1 << rank
-        participants = participants_of(vote.participants, self._everyone)
+        participants = self.participants
+        if vote.participants != self._mask:
+            participants = participants_of(vote.participants, self._everyone)
         if not (self.participants | participants) & bit:
             return Tally.NOT_PARTICIPANT
-        if rank in self._votes:
+        if self.voted & bit:
             return Tally.DUPLICATE if self._votes[rank] == vote else Tally.CONFLICTING
         self._votes[rank] = vote
         self.voted |= bit

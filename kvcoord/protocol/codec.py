@@ -105,9 +105,10 @@ def _frame_out_of_range(frame: Frame) -> str:
         if free < 0:
             return f"free count {free} is negative"
     for vote in frame.votes:
-        cause = _vote_out_of_range(vote)
-        if cause:
-            return cause
+        if not 0 < len(vote.operation) <= OPERATION_ID_LENGTH_MAX or vote.participants < 0 or not vote.yes:
+            cause = _vote_out_of_range(vote)
+            if cause:
+                return cause
     for ack in frame.acks:
         cause = _ack_out_of_range(ack)
         if cause:

@@ -12,7 +12,7 @@ from collections import deque
 
 import msgspec
 
-from kvcoord.domain import COPYING_KINDS, Agreement, OperationId, OperationKind, Outcome, Rank, Reason
+from kvcoord.domain import COPYING_KINDS, Agreement, OperationId, Outcome, Rank, Reason
 from kvcoord.protocol.ballot import Ballot, Tally, participants_of, ranks_in
 from kvcoord.protocol.messages import Completion, Decision, Frame, Verdict
 from kvcoord.protocol.transfers import TransferTable
@@ -172,7 +172,6 @@ class RoundTable:
 
     def _decide(self, frames: list[tuple[Rank, Frame]], absent: list[Rank], now: float) -> list[Decision]:
         ballots: dict[OperationId, Ballot] = {}
-        kinds: dict[OperationId, OperationKind] = {}
         for rank, frame in frames:
             for vote in frame.votes:
                 ballot = ballots.get(vote.operation)
@@ -181,7 +180,6 @@ class RoundTable:
                         self._count(f"vote_{Tally.NOT_PARTICIPANT.value}")
                         continue
                     ballot = ballots[vote.operation] = Ballot(vote, self._everyone)
-                    kinds[vote.operation] = vote.kind
                 tally = ballot.record(rank, vote)
                 if tally is not Tally.RECORDED:
                     self._count(f"vote_{tally.value}")
@@ -189,12 +187,10 @@ class RoundTable:
         for decision in decisions:
             ballots.pop(decision.operation, None)
         for operation, ballot in ballots.items():
-            decisions.append(self._settle(operation, ballot, kinds[operation], absent, now))
+            decisions.append(self._settle(operation, ballot, absent, now))
         return decisions
 
-    def _settle(
-        self, operation: OperationId, ballot: Ballot, kind: OperationKind, absent: list[Rank], now: float
-    ) -> Decision:
+    def _settle(self, operation: OperationId, ballot: Ballot, absent: list[Rank], now: float) -> Decision:
         if ballot.refused:
             reason, rank, shortfall = ballot.blame()
             return Decision(operation, Outcome.ABORT, 0, None, reason, rank, shortfall)
@@ -203,7 +199,7 @@ class RoundTable:
             late = [rank for rank in missing if rank in absent]
             reason = Reason.VOTE_TIMEOUT if late else Reason.NOT_VOTED
             return Decision(operation, Outcome.ABORT, 0, None, reason, (late or missing)[0])
-        if kind in COPYING_KINDS:
+        if ballot.kind in COPYING_KINDS:
             if len(self._transfers) >= self._copying_max:
                 return Decision(operation, Outcome.ABORT, 0, None, Reason.LIMIT)
             self._transfers.expect(operation, ballot.participants, now)

@@ -14,10 +14,10 @@ from kvcoord.protocol.transfers import TransferTable
 
 
 class _Open:
-    __slots__ = ("ballot", "deadline", "kind")
+    __slots__ = ("ballot", "deadline")
 
-    def __init__(self, ballot: Ballot, kind: OperationKind, deadline: float) -> None:
-        self.ballot, self.kind, self.deadline = ballot, kind, deadline
+    def __init__(self, ballot: Ballot, deadline: float) -> None:
+        self.ballot, self.deadline = ballot, deadline
 
 
 class StreamTable:
@@ -69,7 +69,7 @@ class StreamTable:
                 return None
             if len(self._open) + len(self._transfers) >= self._open_max:
                 return self.abort(vote.operation, Reason.LIMIT, rank)
-            entry = self._open[vote.operation] = _Open(ballot, vote.kind, now + self._vote_timeout_s)
+            entry = self._open[vote.operation] = _Open(ballot, now + self._vote_timeout_s)
         ballot = entry.ballot
         tally = ballot.record(rank, vote)
         if tally is not Tally.RECORDED:
@@ -79,7 +79,7 @@ class StreamTable:
             return self.abort(vote.operation, *ballot.blame())
         if not ballot.complete:
             return None
-        if entry.kind in COPYING_KINDS:
+        if ballot.kind in COPYING_KINDS:
             self._transfers.expect(vote.operation, ballot.participants, now)
         value = None if ballot.agreement is Agreement.ALL else ballot.value
         return self._log_decision(Decision(vote.operation, Outcome.COMMIT, self.sequence + 1, value))
@@ -137,7 +137,7 @@ class StreamTable:
 
     def operations(self) -> list[tuple[OperationId, OperationKind, list[Rank]]]:
         """Open operations with the ranks that have not voted: for status pages."""
-        return [(operation, entry.kind, entry.ballot.missing()) for operation, entry in self._open.items()]
+        return [(operation, entry.ballot.kind, entry.ballot.missing()) for operation, entry in self._open.items()]
 
     def _log_decision(self, decision: Decision) -> Decision:
         self._open.pop(decision.operation, None)

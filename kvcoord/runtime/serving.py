@@ -28,8 +28,8 @@ async def serve(config: WorkerConfig, stop: Stop, sources: Mapping[str, str] | N
     stop.watch(recorder)
     async with AsyncExitStack() as stack:
         if config.embed_coordinator and config.rank == 0:
-            await stack.enter_async_context(Coordinator(_embedded(config)))
-        worker = Worker(config, UnixTransport(), _zeromq(config), recorder)
+            await stack.enter_async_context(Coordinator(embedded_coordinator(config)))
+        worker = Worker(config, UnixTransport(), rank_transport(config), recorder)
         stack.push_async_callback(worker.close)
         await worker.open()
         http = await _open_http(config, worker, sources or {})
@@ -48,7 +48,7 @@ async def serve(config: WorkerConfig, stop: Stop, sources: Mapping[str, str] | N
     return 0
 
 
-def _embedded(config: WorkerConfig) -> CoordinatorConfig:
+def embedded_coordinator(config: WorkerConfig) -> CoordinatorConfig:
     """The coordinator that rank 0 carries: at the first address of the list, with this worker's limits."""
     return CoordinatorConfig(
         bind=[config.coordinators[0]],
@@ -60,7 +60,8 @@ def _embedded(config: WorkerConfig) -> CoordinatorConfig:
     )
 
 
-def _zeromq(config: WorkerConfig) -> Transport:
+def rank_transport(config: WorkerConfig) -> Transport:
+    """What reaches the coordinators, with this rank's keys."""
     keys = None if config.curve_keys_dir is None else load_client_keys(config.curve_keys_dir)
     return ZeromqTransport(client_keys=keys, insecure_tcp=config.insecure_tcp)
 

@@ -16,6 +16,18 @@ from kvcoord.transport.link import Connection, LinkLimits, SendResult, Transport
 log = logging.getLogger(__name__)
 
 
+def link_limits(config: WorkerConfig) -> LinkLimits:
+    """The bounds of a rank's sockets."""
+    limits, timeouts = config.limits, config.timeouts
+    return LinkLimits(
+        queue_messages_max=limits.queue_messages_max,
+        queue_bytes_max=max(8 << 20, 2 * limits.message_bytes_max),
+        message_bytes_max=limits.message_bytes_max,
+        connect_timeout_s=timeouts.connect_timeout_s,
+        linger_s=timeouts.linger_s,
+    )
+
+
 class Uplink:
     """Opens connections in the background; messages sent before one is open wait for it, up to `queue_messages_max`.
 

@@ -45,27 +45,15 @@ from kvcoord.protocol.local import (
 from kvcoord.protocol.messages import FromRank
 from kvcoord.runtime.alarm import Alarm
 from kvcoord.runtime.copies import Copies
-from kvcoord.runtime.uplink import Uplink
+from kvcoord.runtime.uplink import Uplink, link_limits
 from kvcoord.runtime.worker_status import worker_snapshot
-from kvcoord.transport.link import LinkLimits, Listener, SendResult, Transport
+from kvcoord.transport.link import Listener, SendResult, Transport
 
 log = logging.getLogger(__name__)
 
 Arguments = TypeVarTuple("Arguments")
 
 MakeMachine = Callable[[WorkerConfig, int], WorkerMachine]
-
-
-def link_limits(config: WorkerConfig) -> LinkLimits:
-    """The bounds of this worker's sockets."""
-    limits, timeouts = config.limits, config.timeouts
-    return LinkLimits(
-        queue_messages_max=limits.queue_messages_max,
-        queue_bytes_max=max(8 << 20, 2 * limits.message_bytes_max),
-        message_bytes_max=limits.message_bytes_max,
-        connect_timeout_s=timeouts.connect_timeout_s,
-        linger_s=timeouts.linger_s,
-    )
 
 
 class Worker:

@@ -6,9 +6,7 @@ from kvcoord.client import reading
 from kvcoord.client.progress import Landing, PendingOutcome
 from kvcoord.client.results import GrantedLease, expect
 from kvcoord.client.session import Asked, Session
-from kvcoord.errors import (
-    KvcoordError,
-)
+from kvcoord.errors import KvcoordError
 from kvcoord.protocol.codec import Decoder, encode
 from kvcoord.protocol.local import (
     Acquire,
@@ -49,10 +47,14 @@ class Rig:
     """A session whose messages are decoded."""
 
     closed = True
+    """So that its leases need no release."""
 
     def __init__(self, *, message_bytes_max: int = 1 << 20, calls_open_max: int = 1000) -> None:
         self.session = Session("ipc:///w", message_bytes_max, calls_open_max)
         self._decoder: Decoder[FromEngine] = Decoder(FromEngine)
+
+    def voided(self, number: int) -> bool:
+        return self.session.voided(number)
 
     def ask(self, call: Call, read: Any = reading.read_done, *, gone: bool = False) -> Probe:
         landing = Landing(3) if isinstance(call, Acquire) else None
@@ -86,7 +88,7 @@ class Rig:
 
     def _lease(self, asked: Asked[Any], answer: Answer) -> GrantedLease:
         found = expect(answer, Acquired)
-        return GrantedLease(found, self.session.landings(asked, found), self)
+        return GrantedLease(found, self.session.landings(asked, found), self, asked.number)
 
     def _pending(self, asked: Asked[Any], answer: Answer) -> PendingOutcome:
         operation, outcome, exact = reading.decided(asked, answer)

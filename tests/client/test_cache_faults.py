@@ -277,6 +277,24 @@ async def test_a_call_without_an_answer_fails_at_its_deadline_and_what_comes_lat
         await channel.close()
 
 
+async def test_a_call_that_is_asked_later_has_a_deadline_of_its_own(address: str) -> None:
+    async with fake_worker(address):
+        channel = Channel(address, ClientOptions(call_timeout_s=0.02))
+        await channel.open()
+        loop = asyncio.get_running_loop()
+        later: asyncio.Future[asyncio.Task[Any]] = loop.create_future()
+
+        def ask_later() -> None:
+            later.set_result(asyncio.create_task(channel.ask(Match(B), reading.read_match)))
+
+        loop.call_later(0.01, ask_later)
+        with pytest.raises(DeadlineExceeded):
+            await channel.ask(Match(A), reading.read_match)
+        with pytest.raises(DeadlineExceeded):
+            await (await later)
+        await channel.close()
+
+
 async def test_calls_wait_for_room_in_a_full_socket_and_keep_their_order(address: str) -> None:
     loop = asyncio.get_running_loop()
     calls_max = 200

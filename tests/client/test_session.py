@@ -149,7 +149,7 @@ def test_giving_back_is_not_refused_by_the_limit_of_calls() -> None:
     rig = Rig(calls_open_max=1)
     rig.acquire(gone=True)
     rig.sent()
-    rig.session.give_back(GrantedLease(acquired(5), (), rig))
+    rig.session.give_back(GrantedLease(acquired(5), (), rig, 1))
     assert rig.sent() == [[(2, Release(5))]]
 
 
@@ -170,7 +170,7 @@ def test_a_lost_worker_fails_all_that_waits_and_all_that_comes() -> None:
         write.results[0].result()  # type: ignore[attr-defined]
     with pytest.raises(PeerUnavailable, match="closed by the peer"):
         rig.match()
-    rig.session.give_back(GrantedLease(acquired(5), (), rig))
+    rig.session.give_back(GrantedLease(acquired(5), (), rig, 1))
     assert rig.sent() == []
 
 

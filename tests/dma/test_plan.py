@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcoord.dma.engine import CopyPlan, Direction, PoolCopy, runs
+from kvcoord.dma.engine import CopyPlan, Direction, PoolCopy
+from kvcoord.dma.pieces import runs
 from kvcoord.errors import UsageError
 from kvcoord.memory.geometry import PoolGeometry
 from kvcoord.memory.pages import PageMemory

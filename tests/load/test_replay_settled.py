@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -31,11 +32,9 @@ def branching(seed: int, requests: int) -> Iterator[Request]:
         yield Request(number, 1, 1, path)
 
 
-async def settled(trace: Path, requests: int | None = None, **options: object) -> ReplayReport:
+async def settled(trace: Path, requests: int | None = None, **options: Any) -> ReplayReport:
     """Plays it, checks it against the reference, and returns the report."""
-    plan = plan_replay(
-        ReplayOptions(**{"trace": str(trace), "requests_max": requests, "settle": True, **options})  # type: ignore[arg-type]
-    )
+    plan = plan_replay(ReplayOptions(**{"trace": str(trace), "requests_max": requests, "settle": True, **options}))
     reference = ReferenceCache(min(plan.device_pages), min(plan.host_pages))
     hits = [reference.request(request.keys) for request in read(trace, requests)]
     report = await replay(plan)
@@ -55,7 +54,7 @@ async def settled(trace: Path, requests: int | None = None, **options: object) -
     ],
     ids=["one rank", "unequal pools", "host smaller than device"],
 )
-async def test_generated_traces(tmp_path: Path, seed: int, options: dict[str, object]) -> None:
+async def test_generated_traces(tmp_path: Path, seed: int, options: dict[str, Any]) -> None:
     trace = tmp_path / "trace.jsonl"
     write(trace, branching(seed, 120))
     await settled(trace, **options)

@@ -115,6 +115,17 @@ def test_an_answer_from_before_the_probe_does_not_refuse_the_newcomer() -> None:
     assert any(isinstance(message, Waiting | Prepare) for message in answers(effects, b"twin"))
 
 
+def test_the_answer_to_an_earlier_probe_does_not_refuse_a_later_newcomer() -> None:
+    machine = coordinator()
+    peers = working(machine)
+    epoch = machine.groups["g"].epoch
+    machine.step(b"twin", hello(rank=1, incarnation=2), 1.0)
+    machine.step(b"third", hello(rank=1, incarnation=3), 1.0)
+    assert answers(machine.step(peers[1], Heartbeat(epoch, 0, 1), 1.0), b"third") == []
+    refused = answers(machine.step(peers[1], Heartbeat(epoch, 0, 2), 1.0), b"third")
+    assert refused == [Refused("duplicate_rank", "incarnation", 1, 3, 1, 1)]
+
+
 def test_the_next_life_on_the_same_connection_takes_the_place_of_the_former() -> None:
     machine = coordinator()
     peers = working(machine)

@@ -12,6 +12,7 @@ from kvcoord.protocol.messages import (
     FetchEntries,
     Heartbeat,
     Hello,
+    LogRequest,
     Numbered,
     Prepare,
     Refused,
@@ -19,6 +20,7 @@ from kvcoord.protocol.messages import (
     StreamAck,
     StreamVote,
     Suspended,
+    Verdict,
     Vote,
     epoch_id,
 )
@@ -74,6 +76,18 @@ def test_from_accept_on_nothing_older_is_taken() -> None:
     assert rank.receive(decision("op", 1), 1.0) == []
     assert rank.receive(Activate(FIRST, FIRST, [], [], [8], -1), 1.0) == []
     assert rank.decided("op") is None
+
+
+def test_late_words_of_the_former_epoch_are_not_heard_in_the_next() -> None:
+    rank = active(lockstep=True)
+    rank.frame(0, [8], 0, 1.0)
+    rank.receive(Prepare(SECOND, 1), 1.0)
+    rank.receive(Activate(SECOND, FIRST, [], [], [8], -1), 1.0)
+    for late in (decision("op", 1), Verdict(FIRST, 0, [], [], [8]), Suspended(FIRST, 1, "gone")):
+        assert rank.receive(late, 1.0) == []
+    assert rank.active
+    assert said(rank.receive(LogRequest(FIRST, 0), 1.0)) == []
+    assert rank.receive(decision("op", 1, SECOND), 1.0) != []
 
 
 def test_a_proposal_for_an_earlier_attachment_is_not_taken() -> None:

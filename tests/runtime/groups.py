@@ -34,9 +34,16 @@ class Group:
         """Where the engine of this rank finds its worker."""
         return f"ipc://{self.folder}/r{rank}.sock"
 
-    async def coordinator(self) -> Coordinator:
-        config = CoordinatorConfig(bind=[self.coordinator_address], http=None)
-        return await self._stack.enter_async_context(Coordinator(config))
+    async def coordinator(self) -> None:
+        """Starts the coordinator."""
+        self._coordinator = Coordinator(CoordinatorConfig(bind=[self.coordinator_address], http=None))
+        await self._coordinator.open()
+        self._stack.push_async_callback(self._coordinator.close)
+
+    async def restart_coordinator(self) -> None:
+        """Ends the coordinator, with all it knows, and starts another one at the same address."""
+        await self._coordinator.close()
+        await self.coordinator()
 
     def worker_config(self, rank: int, **options: object) -> WorkerConfig:
         settings = {

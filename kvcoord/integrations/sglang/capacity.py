@@ -1,0 +1,76 @@
+"""How much room there is on every rank: SGLang's device allocator and host pool as the whole group sees them.
+
+Device slots are taken by the scheduler as well as by the cache, so they are not booked here: in lockstep all ranks take
+and free the same numbers, and so the group's free count is this rank's, minus what this rank had more than the poorest
+one when both were last counted at the same step. Host slots are taken by the cache alone, at different times on
+different ranks (a reservation that one rank could not make), so they are booked in a ledger.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvcoord.protocol.ledger import Ledger
+from kvcoord.protocol.messages import Verdict
+
+DEVICE: Final = "device.kv"
+HOST: Final = "host.kv"
+RELEASED: Final = "host.released"
+"""Not a pool: the number of host pages that storage operations of this rank have given up so far. Its minimum says how
+many of them every rank may free."""
+
+POOLS: Final = (DEVICE, HOST, RELEASED)
+"""What a frame counts, in this order. The unit is a token's slot."""
+
+_DEVICE, _HOST, _RELEASED = range(3)
+
+
+class Capacity:
+    """Agreed room. `device_free` and `host_free` count this rank's own."""
+
+    def __init__(self, lag: int, device_free: Callable[[], int]) -> None:
+        self.ledger = Ledger(len(POOLS))
+        self.released = 0
+        """Pages given up by storage operations that every rank may free by now."""
+        self._device_free = device_free
+        self._device_surplus = 0
+        self._counted: deque[tuple[int, int]] = deque(maxlen=lag + 2)
+
+    def begin(self, counted: Sequence[int], agreed: Sequence[int]) -> None:
+        """The group begins: what this rank counted, and the smallest counts of all ranks."""
+        self.ledger.begin(agreed)
+        self._device_surplus = counted[_DEVICE] - agreed[_DEVICE]
+
+    def device_available(self) -> int:
+        """Device slots free on every rank. Never more than this rank has."""
+        return max(0, self._device_free() - self._device_surplus)
+
+    def host_available(self) -> int:
+        """Host slots that may be taken now, on every rank, without asking."""
+        return self.ledger.available(_HOST)
+
+    def take_host(self, slots: int) -> None:
+        """Every rank takes these slots, or tries to and votes on it."""
+        self.ledger.issue(_HOST, slots)
+
+    def return_host(self, slots: int) -> None:
+        """Every rank has these slots back: an agreed eviction, or an aborted reservation."""
+        self.ledger.credit(_HOST, slots)
+
+    def count(self, step: int, host_free: int, released: int) -> list[int]:
+        """What this step's frame counts. Reservations of the same frame come after it."""
+        device_free = self._device_free()
+        self._counted.append((step, device_free))
+        self.ledger.mark(step)
+        return [device_free, host_free, released]
+
+    def settle(self, verdict: Verdict) -> None:
+        """Takes over the group's counts. A round that closed without a rank says nothing: what was agreed stays."""
+        if verdict.absent:
+            return
+        self.ledger.settle(verdict.round, verdict.capacity)
+        self.released = verdict.capacity[_RELEASED]
+        while self._counted and self._counted[0][0] < verdict.round:
+            self._counted.popleft()
+        if self._counted and self._counted[0][0] == verdict.round:
+            self._device_surplus = self._counted.popleft()[1] - verdict.capacity[_DEVICE]

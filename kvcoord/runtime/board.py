@@ -1,0 +1,104 @@
+"""What the thread of a group member tells the thread of its engine: verdicts, decisions, and why it is over.
+
+Reading what is there costs the engine a dictionary look-up. Only what has not come yet is waited for, without polling.
+"""
+
+import copy
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from kvcoord.domain import OperationId
+from kvcoord.errors import KvcoordError
+from kvcoord.protocol.messages import Decision, Verdict
+
+Held = TypeVar("Held")
+
+
+class Board:
+    """One thread posts, another takes. Bounded by the lag and by the decisions that the engine waits for."""
+
+    def __init__(self) -> None:
+        self.capacity: Sequence[int] | None = None
+        """Agreed free counts at activation; None before the group worked for the first time."""
+        self._verdicts: dict[int, Verdict] = {}
+        self._decisions: dict[OperationId, Decision] = {}
+        self._wanted: set[OperationId] = set()
+        self._failure: KvcoordError | None = None
+        self._changed = threading.Condition()
+        self._waiting = False
+
+    # --- the member's thread --------------------------------------------------------------------------------------
+
+    def begin(self, capacity: Sequence[int]) -> None:
+        """The group works for the first time."""
+        self.capacity = capacity
+        self._wake()
+
+    def post_verdict(self, verdict: Verdict) -> None:
+        self._verdicts[verdict.round] = verdict
+        self._wake()
+
+    def post_decision(self, decision: Decision) -> None:
+        """Keeps the decision if the engine waits for it."""
+        if decision.operation in self._wanted:
+            self._decisions[decision.operation] = decision
+            self._wake()
+
+    def fail(self, error: KvcoordError) -> None:
+        """Nothing more will come. The first error counts."""
+        if self._failure is None:
+            self._failure = error
+            self._wake()
+
+    def _wake(self) -> None:
+        """Whoever waits has said so before it looked, so either it sees what was posted or it is woken here."""
+        if self._waiting:
+            with self._changed:
+                self._changed.notify_all()
+
+    # --- the engine's thread --------------------------------------------------------------------------------------
+
+    def raise_failure(self) -> None:
+        """Raises why the membership is over, if it is."""
+        if self._failure is not None:
+            raise copy.copy(self._failure)
+
+    def take_verdict(self, round_number: int, timeout_s: float) -> Verdict | None:
+        """The verdict of this round; None when it has not come in time. Raises the failure."""
+        verdict = self._verdicts.pop(round_number, None)
+        if verdict is not None:
+            self.raise_failure()
+            return verdict
+        return self._wait(lambda: self._verdicts.pop(round_number, None), timeout_s)
+
+    def want(self, operation: OperationId) -> None:
+        """The decision of this operation will be asked for."""
+        self._wanted.add(operation)
+
+    def take_decision(self, operation: OperationId, timeout_s: float) -> Decision | None:
+        """A decision that is wanted; None when it has not come in time. Raises the failure."""
+        try:
+            return self._wait(lambda: self._decisions.pop(operation, None), timeout_s)
+        finally:
+            self._wanted.discard(operation)
+
+    def wait_begun(self, timeout_s: float) -> bool:
+        """Waits until the group works. Raises the failure."""
+        return self._wait(lambda: self.capacity, timeout_s) is not None
+
+    def _wait(self, take: Callable[[], Held | None], timeout_s: float) -> Held | None:
+        give_up_at = time.monotonic() + timeout_s
+        with self._changed:
+            self._waiting = True
+            try:
+                while True:
+                    held = take()
+                    self.raise_failure()
+                    remaining_s = give_up_at - time.monotonic()
+                    if held is not None or remaining_s <= 0:
+                        return held
+                    self._changed.wait(remaining_s)
+            finally:
+                self._waiting = False

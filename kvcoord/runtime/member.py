@@ -1,0 +1,150 @@
+"""A group member inside an engine that keeps its own pools and index: no sidecar, one thread beside the engine's.
+
+    member = Member(config, fingerprint, events=digest.log)
+    capacity = member.open(free)                         # waits until all ranks are there
+    member.send(step, free, digest, votes, acks)         # never waits
+    verdict = member.take(step - lag)                    # waits only if it has not come
+    member.close()
+
+The engine's thread hands over and takes; sockets, heartbeats and deadlines live on the member's thread, so they go on
+while the engine computes. Nothing here knows what is voted on.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+import uvloop
+
+from kvcoord.config.process import WorkerConfig
+from kvcoord.errors import DeadlineExceeded, InvariantBroken, KvcoordError, UsageError
+from kvcoord.protocol.messages import Ack, Decision, Verdict, Vote
+from kvcoord.runtime.board import Board
+from kvcoord.runtime.member_loop import EventLog, MemberLoop
+
+_MARGIN_S: Final = 5.0
+"""How much later than the machine's own deadlines a wait gives up: then the member's thread itself does not answer."""
+
+
+class Member:
+    """One rank's place in its group, for one thread of its engine. Opened once, closed once.
+
+    `config` needs `group` (name, world size, lag), `rank`, `coordinators`, limits and timeouts; the rest is not used.
+    `fingerprint`: what all ranks must have in common. `events`: see `member_loop.EventLog`.
+    """
+
+    def __init__(self, config: WorkerConfig, fingerprint: dict[str, str | int], *, events: EventLog) -> None:
+        self.config = config
+        self._fingerprint = fingerprint
+        self._events = events
+        self._board = Board()
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opened = threading.Event()
+        self._inner: MemberLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+        timeouts = config.timeouts
+        self._join_limit_s = timeouts.join_timeout_s + _MARGIN_S
+        self._wait_limit_s = (
+            timeouts.round_timeout_s + timeouts.heartbeat_timeout_s + timeouts.group_deadline_s + _MARGIN_S
+        )
+
+    def open(self, free: Sequence[int]) -> Sequence[int]:
+        """Joins with these free counts per pool and returns the agreed ones: the smallest of all ranks.
+
+        Raises JoinRefused, GroupLost after the join timeout, ConfigError for an address that cannot be used.
+        """
+        if self._thread is not None:
+            raise UsageError("member", self.config.rank, "is open already: make another one")
+        self._thread = threading.Thread(
+            target=self._run, args=(list(free),), name=f"kvcoord-rank{self.config.rank}", daemon=True
+        )
+        self._thread.start()
+        if not self._board.wait_begun(self._join_limit_s):
+            raise DeadlineExceeded("group", "join_timeout_s", self._join_limit_s)
+        self._opened.wait(self._join_limit_s)
+        capacity = self._board.capacity
+        return [] if capacity is None else capacity
+
+    def close(self) -> None:
+        """Leaves the group and ends the thread. Harmless when it is not open. Never waits longer than it may."""
+        thread, loop, stop = self._thread, self._loop, self._stop
+        if thread is None:
+            return
+        self._thread = None
+        if loop is not None and stop is not None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(stop.set)
+        thread.join(self.config.timeouts.shutdown_timeout_s)
+
+    # --- each step ------------------------------------------------------------------------------------------------
+
+    def send(self, step: int, free: list[int], digest: int, votes: list[Vote], acks: list[Ack]) -> None:
+        """Hands over the frame of this step. Never waits. Raises why the membership is over, if it is."""
+        self._board.raise_failure()
+        loop, inner = self._loop, self._inner
+        if loop is None or inner is None:
+            raise UsageError("member", self.config.rank, "is not open")
+        loop.call_soon_threadsafe(inner.frame, step, free, digest, votes, acks)
+
+    def take(self, round_number: int) -> Verdict:
+        """The verdict of this round, once.
+
+        Raises GroupLost or Diverged with the cause, DeadlineExceeded when even the member's thread does not answer.
+        """
+        verdict = self._board.take_verdict(round_number, self._wait_limit_s)
+        if verdict is None:
+            raise DeadlineExceeded(f"verdict {round_number}", "group_deadline_s", self._wait_limit_s)
+        return verdict
+
+    def decide(self, vote: Vote) -> Decision:
+        """Votes and waits for the decision: one round trip, and every other participant has to vote as well.
+
+        Raises as `take`.
+        """
+        self._board.raise_failure()
+        loop, inner = self._loop, self._inner
+        if loop is None or inner is None:
+            raise UsageError("member", self.config.rank, "is not open")
+        self._board.want(vote.operation)
+        loop.call_soon_threadsafe(inner.vote, vote)
+        decision = self._board.take_decision(vote.operation, self._wait_limit_s)
+        if decision is None:
+            raise DeadlineExceeded(f"decision of {vote.operation}", "group_deadline_s", self._wait_limit_s)
+        return decision
+
+    # --- the member's thread --------------------------------------------------------------------------------------
+
+    def _run(self, free: list[int]) -> None:
+        try:
+            with self._runner:
+                self._runner.run(self._serve(free))
+        except Exception as error:
+            self._board.fail(_as_known(error))
+
+    async def _serve(self, free: list[int]) -> None:
+        self._stop = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._raised)
+        inner = MemberLoop(self.config, self._fingerprint, free, self._events, self._board)
+        self._inner = inner
+        await inner.open()
+        self._opened.set()
+        try:
+            await self._stop.wait()
+        finally:
+            await inner.close()
+
+    def _raised(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback raised: what the machine holds cannot be trusted any more, and the engine learns why."""
+        loop.default_exception_handler(context)
+        error = context.get("exception")
+        if isinstance(error, Exception):
+            self._board.fail(_as_known(error))
+
+
+def _as_known(error: Exception) -> KvcoordError:
+    return error if isinstance(error, KvcoordError) else InvariantBroken("the member's thread goes on", repr(error))

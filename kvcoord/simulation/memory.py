@@ -1,0 +1,111 @@
+"""Bytes as symbols: what each slot of one rank holds is the key of a page, or nothing that can be read.
+
+Copies move these symbols, so a page that is read while it is overwritten, or handed out while a copy touches it,
+shows as a wrong key at the moment it happens.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvcoord.controller.effects import StartCopy
+from kvcoord.domain import OperationId, PageKey, Tier
+from kvcoord.memory.slots import SlotPool, SlotState
+
+TORN: Final = b"torn"
+"""What a slot holds while a copy writes it, and after that copy has failed."""
+
+EMPTY: Final = b""
+
+Slots = Sequence[Sequence[int]]
+
+
+class SymbolicMemory:
+    """Both tiers of one rank: for each pool a list with the content of each slot."""
+
+    def __init__(self, pool_count: int, device_pages: int, host_pages: int) -> None:
+        self._cells: dict[Tier, list[list[bytes]]] = {
+            Tier.DEVICE: [[EMPTY] * device_pages for _ in range(pool_count)],
+            Tier.HOST: [[EMPTY] * host_pages for _ in range(pool_count)],
+        }
+
+    def read(self, tier: Tier, slots: Slots) -> list[list[bytes]]:
+        return [[cells[slot] for slot in held] for cells, held in zip(self._cells[tier], slots, strict=True)]
+
+    def write(self, tier: Tier, slots: Slots, contents: Sequence[Sequence[bytes]]) -> None:
+        for cells, held, content in zip(self._cells[tier], slots, contents, strict=True):
+            for slot, symbol in zip(held, content, strict=True):
+                cells[slot] = symbol
+
+    def fill(self, tier: Tier, slots: Slots, keys: Sequence[PageKey]) -> None:
+        """The engine computes these pages: every pool gets its part of each."""
+        self.write(tier, slots, [keys] * len(slots))
+
+    def tear(self, tier: Tier, slots: Slots) -> None:
+        self.write(tier, slots, [[TORN] * len(held) for held in slots])
+
+    def wrong(self, tier: Tier, slots: Slots, keys: Sequence[PageKey]) -> str:
+        """The first slot that does not hold its page, empty when all do."""
+        for number, (cells, held) in enumerate(zip(self._cells[tier], slots, strict=True)):
+            for slot, key in zip(held, keys, strict=True):
+                if cells[slot] != key:
+                    return f"{tier} pool {number} slot {slot} holds {shown(cells[slot])} instead of {shown(key)}"
+        return ""
+
+
+class OpenCopy:
+    """A copy under way, with what its source held when it began."""
+
+    __slots__ = ("contents", "destination", "destination_slots", "failing", "operation", "source", "source_slots")
+
+    def __init__(self, effect: StartCopy, contents: list[list[bytes]], failing: bool) -> None:
+        self.operation: OperationId = effect.operation
+        self.source = effect.source
+        self.destination = Tier.HOST if effect.source is Tier.DEVICE else Tier.DEVICE
+        self.source_slots = effect.source_slots
+        self.destination_slots = effect.destination_slots
+        self.contents = contents
+        self.failing = failing
+
+
+Misuse = Callable[[str], None]
+
+
+class WatchedPool(SlotPool):
+    """A production pool that says when a slot is handed out or freed while a copy touches it.
+
+    `changed` is set with every change and cleared by whoever checks the books.
+    """
+
+    __slots__ = ("_misuse", "changed", "touched")
+
+    def __init__(self, name: str, capacity: int, misuse: Misuse) -> None:
+        super().__init__(name, capacity)
+        self.touched: dict[int, str] = {}
+        self.changed = True
+        self._misuse = misuse
+
+    def touch(self, slots: Sequence[int], operation: OperationId) -> None:
+        for slot in slots:
+            self.touched[slot] = f"{self.touched.get(slot, '')} {operation}".strip()
+
+    def untouch(self, slots: Sequence[int], operation: OperationId) -> None:
+        for slot in slots:
+            others = [name for name in self.touched.pop(slot, "").split() if name != operation]
+            if others:
+                self.touched[slot] = " ".join(others)
+
+    def _assign(self, slots: list[int], run: slice | None, state: int, owner: str) -> None:
+        self.changed = True
+        if self.touched and state in (SlotState.FREE, SlotState.RESERVED):
+            for slot in slots:
+                if slot in self.touched:
+                    verb = "freed" if state == SlotState.FREE else "handed out"
+                    self._misuse(f"{self.name} slot {slot} is {verb} by {owner} while copied by {self.touched[slot]}")
+        super()._assign(slots, run, state, owner)
+
+
+def shown(symbol: bytes) -> str:
+    """A symbol as people read it."""
+    if symbol == EMPTY:
+        return "nothing"
+    return "torn bytes" if symbol == TORN else f"page {symbol.hex()[:8]}"

@@ -1,0 +1,275 @@
+"""One rank's worker process: the production worker machine, with simulated memory, copies and sockets.
+
+It does what the worker's shell does: one connection at a time, what a former one delivers is dropped; an engine's life
+is one membership; a failed machine answers with its failure until somebody starts the process again.
+"""
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from kvcoord.controller.assembly import make_worker
+from kvcoord.controller.effects import Reply, StartCopy
+from kvcoord.controller.state import CacheState
+from kvcoord.controller.worker import WorkerEffect, WorkerMachine
+from kvcoord.domain import OperationId, Reason, Tier
+from kvcoord.protocol.codec import coordinator_decoder, encode
+from kvcoord.protocol.digest import Digest
+from kvcoord.protocol.effects import Attach, Note, SendUp
+from kvcoord.protocol.local import Answer, Call
+from kvcoord.protocol.rank import RankMachine
+from kvcoord.simulation.memory import OpenCopy, SymbolicMemory, WatchedPool
+from kvcoord.simulation.network import Envelope, Way
+from kvcoord.simulation.process import Process, SkewedClock
+from kvcoord.simulation.violation import Violation
+
+if TYPE_CHECKING:
+    from kvcoord.simulation.world import World
+
+_DECODER = coordinator_decoder()
+
+
+class Engine(Protocol):
+    """What a rank's worker sees of its engine."""
+
+    session: int
+
+    def hear(self, answers: list[tuple[int, Answer]]) -> None: ...
+
+    def disconnected(self) -> None: ...
+
+    def connected(self) -> None: ...
+
+
+class WatchedDigest(Digest):
+    """Tells of every event that the production digest is given, with its position in this history."""
+
+    __slots__ = ("_told", "count")
+
+    def __init__(self, events_kept: int, told: Callable[[int, str], None]) -> None:
+        super().__init__(events_kept)
+        self.count = 0
+        self._told = told
+
+    def apply(self, event: str) -> None:
+        super().apply(event)
+        self._told(self.count, event)
+        self.count += 1
+
+
+class CopyWeather:
+    """What is wrong with the copies of a rank now."""
+
+    __slots__ = ("fail_share", "slow_s", "stuck")
+
+    def __init__(self) -> None:
+        self.fail_share = 0.0
+        self.slow_s = 0.0
+        self.stuck = 0
+
+
+class SimulatedRank(Process):
+    """`boot` starts the process, `crash` ends it with everything it held but the engine's device memory."""
+
+    def __init__(self, world: "World", number: int, clock: SkewedClock) -> None:
+        super().__init__(f"rank {number}", world.agenda, clock)
+        self.number = number
+        self.incarnation = 0
+        self.worker: WorkerMachine
+        self.memory: SymbolicMemory
+        self.engine: Engine | None = None
+        self.copies: dict[OperationId, OpenCopy] = {}
+        self.copy_weather = CopyWeather()
+        self.held: list[OpenCopy] = []
+        """Copies that do not end for now."""
+        self._world = world
+        self._config = world.shape.worker_config(number)
+        self._random = random.Random(f"{world.seed}/copies/{number}")
+        self._answers: list[tuple[int, Answer]] = []
+        self._attachment = 0
+        self._coordinator = 0
+
+    @property
+    def machine(self) -> RankMachine:
+        assert self.worker.rank is not None
+        return self.worker.rank
+
+    @property
+    def pools(self) -> list[WatchedPool]:
+        """All pools, device first."""
+        tiers = self.worker.cache.state.pools
+        return [pool for pool in (*tiers.device, *tiers.host) if isinstance(pool, WatchedPool)]
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def boot(self) -> None:
+        """A new process: empty memory, a new incarnation."""
+        self.born()
+        shape = self._world.shape
+        self.memory = SymbolicMemory(len(shape.group.pools), shape.device_pages, shape.host_pages[self.number])
+        self._new_machine()
+        self._event(self.worker.start(self.now()))
+        if self.engine is not None:
+            self.engine.connected()
+
+    def crash(self) -> None:
+        peer, index = self.peer, self._coordinator
+        self.killed()
+        self.copies.clear()
+        self.held.clear()
+        self._answers.clear()
+        self._world.lost_peer(index, peer)
+        if self.engine is not None:
+            self.engine.disconnected()
+
+    def engine_gone(self) -> None:
+        """The engine's process has ended: so does this membership, and the next one waits for the next engine."""
+        self.take(self._begin_again)
+
+    def tick(self) -> None:
+        self._event(self.worker.tick(self.now()))
+
+    @property
+    def peer(self) -> bytes:
+        """This end of the connection, as the coordinator knows it."""
+        return f"{self.number}/{self.incarnation}/{self._attachment}".encode()
+
+    def _begin_again(self) -> None:
+        self.worker.closed(self.engine.session if self.engine is not None else 0)
+        self._event(self.worker.leave(self.now()))
+        self._restart_machine()
+
+    def _restart_machine(self) -> None:
+        if self.worker.left and not self.worker.copies_open:
+            self._new_machine()
+            self._event(self.worker.start(self.now()))
+
+    def _new_machine(self) -> None:
+        self._world.incarnations += 1
+        self.incarnation = self._world.incarnations
+        self._world.promises.new_life(self)
+        self.worker = make_worker(self._config, self.incarnation, self._watch)
+
+    def _watch(self, state: CacheState) -> None:
+        """Puts watched pools and a watched digest into a cache that has just been made."""
+        for pools in (state.pools.device, state.pools.host):
+            pools[:] = [WatchedPool(pool.name, pool.capacity, self._misused) for pool in pools]
+        history = self.machine.history if hasattr(self, "worker") else 0
+        told = partial(self._world.promises.event, self, history)
+        state.digest = WatchedDigest(self._config.limits.decisions_kept_max, told)
+
+    def _misused(self, what: str) -> None:
+        raise Violation("quiescence", f"{self.name}: {what}", what.rpartition(" ")[2])
+
+    # --- engine ---------------------------------------------------------------------------------------------------
+
+    def register(self) -> None:
+        """The engine begins a life."""
+        self.take(self.worker.registered)
+
+    def call(self, session: int, calls: list[tuple[int, Call]]) -> None:
+        """What the engine asks at one moment. Nothing comes back when the process is dead: the engine knows."""
+        self.take(lambda: self._calls(session, calls))
+
+    def _calls(self, session: int, calls: list[tuple[int, Call]]) -> None:
+        for number, call in calls:
+            self._event(self.worker.call(session, number, call, self.now()))
+
+    # --- group ----------------------------------------------------------------------------------------------------
+
+    def receive(self, envelope: Envelope) -> None:
+        """One message of a coordinator."""
+        self.take(lambda: self._step(envelope))
+
+    def _step(self, envelope: Envelope) -> None:
+        if envelope.peer != self.peer:
+            self._world.promises.count("late_connection")
+            return
+        message = _DECODER.decode(envelope.payload)
+        promises = self._world.promises
+        before = promises.before_rank(self, message)
+        effects = self.worker.receive(message, self.now())
+        promises.after_message_down(self, message, before, effects)
+        self._event(effects)
+
+    # --- effects --------------------------------------------------------------------------------------------------
+
+    def _event(self, effects: list[WorkerEffect]) -> None:
+        world = self._world
+        for effect in effects:
+            if isinstance(effect, SendUp):
+                world.promises.sent(self, effect.message)
+                payload = encode(effect.message)
+                world.network.send(
+                    Envelope(Way.UP, self.number, self._coordinator, self.peer, payload, effect.message)
+                )
+            elif isinstance(effect, Reply):
+                if self.engine is not None and effect.session == self.engine.session:
+                    self._answer(effect)
+            elif isinstance(effect, StartCopy):
+                self._start_copy(effect)
+            elif isinstance(effect, Attach):
+                self._attachment += 1
+                self._coordinator = effect.index
+            elif isinstance(effect, Note):
+                world.story.note(self.name, effect)
+        self.set_alarm(self.worker.deadline())
+        world.promises.after_rank(self)
+
+    def _answer(self, reply: Reply) -> None:
+        if not self._answers:
+            self.agenda.after(0.0001, partial(self._flush, self.life))
+        self._answers.append((reply.call, reply.answer))
+
+    def _flush(self, life: int) -> None:
+        answers, self._answers = self._answers, []
+        if life == self.life and self.engine is not None:
+            self.engine.hear(answers)
+
+    # --- copies ---------------------------------------------------------------------------------------------------
+
+    def _start_copy(self, effect: StartCopy) -> None:
+        weather = self.copy_weather
+        copy = OpenCopy(
+            effect, self.memory.read(effect.source, effect.source_slots), self._random.random() < weather.fail_share
+        )
+        self._world.promises.copy_started(self, copy)
+        self.copies[copy.operation] = copy
+        self._touch(copy, WatchedPool.touch)
+        self.memory.tear(copy.destination, copy.destination_slots)
+        seconds = self._random.choice((0.001, 0.01, 0.05)) + weather.slow_s * self._random.random()
+        if weather.stuck:
+            self.held.append(copy)
+        else:
+            self.agenda.after(seconds, partial(self.end_copy, copy, self.life))
+
+    def release_held(self) -> None:
+        """Copies that did not end do so now."""
+        held, self.held = self.held, []
+        for copy in held:
+            self.end_copy(copy, self.life)
+
+    def end_copy(self, copy: OpenCopy, life: int) -> None:
+        """This copy is over, unless the process is."""
+        if life == self.life and copy.operation in self.copies:
+            self.take(partial(self._copy_ended, copy))
+
+    def _copy_ended(self, copy: OpenCopy) -> None:
+        del self.copies[copy.operation]
+        self._world.promises.copy_ending(self, copy)
+        if not copy.failing:
+            self.memory.write(copy.destination, copy.destination_slots, copy.contents)
+        self._touch(copy, WatchedPool.untouch)
+        error = Reason.COPY_FAILED if copy.failing else None
+        self._event(self.worker.copy_ended(copy.operation, error, self.now()))
+        self._restart_machine()
+
+    def _touch(self, copy: OpenCopy, act: Callable[[WatchedPool, list[int], OperationId], None]) -> None:
+        """Marks the slots that belong to our pools: an engine without lockstep owns its device slots itself."""
+        pools = self.worker.cache.state.pools
+        for tier, slots in ((copy.source, copy.source_slots), (copy.destination, copy.destination_slots)):
+            if tier is Tier.HOST or self._world.shape.group.lockstep:
+                for pool, held in zip(pools.of(tier), slots, strict=True):
+                    assert isinstance(pool, WatchedPool)
+                    act(pool, held, copy.operation)

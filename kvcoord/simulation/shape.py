@@ -1,0 +1,121 @@
+"""The shape of one simulated group, drawn from its seed: how many ranks, what pools, which policies, which limits."""
+
+import random
+
+import msgspec
+
+from kvcoord.config.group import EvictionPolicy, GroupConfig, PoolConfig
+from kvcoord.config.limits import Limits
+from kvcoord.config.process import WorkerConfig
+from kvcoord.config.timeouts import Timeouts
+from kvcoord.domain import Rank, WritePolicy
+from kvcoord.errors import UsageError
+from kvcoord.protocol.group import GroupLimits
+
+TIMEOUTS = Timeouts(
+    heartbeat_interval_s=0.5,
+    heartbeat_timeout_s=2.0,
+    join_timeout_s=90.0,
+    prepare_timeout_s=2.0,
+    vote_timeout_s=2.0,
+    round_timeout_s=3.0,
+    copy_timeout_s=5.0,
+    group_deadline_s=90.0,
+)
+"""Short against the deadline of the group, which must outlast the faults of a run."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user says of all groups. None: each seed draws its own."""
+
+    ranks: int = 4
+    tp: int | None = None
+    pp: int | None = None
+    lag: int | None = None
+    lockstep: bool | None = None
+    coordinators: int | None = None
+    faults: int | None = None
+    steps: int = 40
+    fault_s: float = 15.0
+    """How long faults come, in virtual seconds."""
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """One group. `device_pages` and `host_pages` by rank."""
+
+    group: GroupConfig
+    coordinators: int
+    device_pages: int
+    host_pages: tuple[int, ...]
+    limits: Limits
+    timeouts: Timeouts = TIMEOUTS
+    steps: int = 40
+    think_s: float = 0.1
+
+    @property
+    def ranks(self) -> int:
+        return self.group.world_size
+
+    def worker_config(self, rank: Rank) -> WorkerConfig:
+        addresses = [f"ipc:///simulated/coordinator{index}" for index in range(self.coordinators)]
+        return WorkerConfig(
+            group=self.group,
+            rank=rank,
+            coordinators=addresses,
+            device_pages=self.device_pages,
+            host_pages=self.host_pages[rank],
+            timeouts=self.timeouts,
+            limits=self.limits,
+        )
+
+    def group_limits(self) -> GroupLimits:
+        timeouts, limits = self.timeouts, self.limits
+        return GroupLimits(
+            heartbeat_timeout_s=timeouts.heartbeat_timeout_s,
+            prepare_timeout_s=timeouts.prepare_timeout_s,
+            vote_timeout_s=timeouts.vote_timeout_s,
+            round_timeout_s=timeouts.round_timeout_s,
+            copy_timeout_s=timeouts.copy_timeout_s,
+            operations_open_max=limits.operations_open_max,
+            decisions_kept_max=limits.decisions_kept_max,
+            rounds_kept_max=limits.rounds_kept_max,
+        )
+
+
+def draw_shape(options: Options, seed: int) -> Shape:
+    """Raises UsageError when tp and pp do not make the number of ranks."""
+    rng = random.Random(f"{seed}/shape")
+    ranks = options.ranks
+    lockstep = rng.random() < 0.7 if options.lockstep is None else options.lockstep
+    pp = options.pp or (1 if options.tp is None else max(1, ranks // options.tp))
+    if options.pp is None and options.tp is None and ranks % 2 == 0 and rng.random() < 0.3:
+        pp = 2
+    tp = options.tp or max(1, ranks // pp)
+    if tp * pp != ranks:
+        raise UsageError("ranks", ranks, f"must be tp x pp = {tp} x {pp} = {tp * pp}")
+    host = rng.randint(12, 24)
+    pools = [PoolConfig(name=name, page_bytes=64, layers=1) for name in rng.choice((("kv",), ("kv",), ("kv", "aux")))]
+    group = GroupConfig(
+        name="sim",
+        world_size=ranks,
+        tp=tp,
+        pp=pp,
+        lag=options.lag or pp + rng.choice((0, 0, 1)),
+        lockstep=lockstep,
+        pools=pools,
+        write_policy=rng.choice(list(WritePolicy)) if lockstep else WritePolicy.WRITE_THROUGH,
+        eviction=rng.choice(list(EvictionPolicy)),
+    )
+    return Shape(
+        group=group,
+        coordinators=options.coordinators or rng.choice((1, 1, 2, 3)),
+        device_pages=rng.randint(18, 30),
+        host_pages=tuple([host - rng.choice((0, 0, 0, 1, 3)) for _ in range(ranks)]),
+        limits=Limits(
+            operations_open_max=rng.choice((4, 4096)),
+            decisions_kept_max=rng.choice((32, 256)),
+            rounds_kept_max=rng.choice((8, 64)),
+        ),
+        steps=options.steps,
+        think_s=rng.choice((0.02, 0.1, 0.1, 0.3)),
+    )
