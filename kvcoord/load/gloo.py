@@ -42,8 +42,7 @@ def main(config_file: str, store: str) -> int:
 async def serve(config: WorkerConfig, stop: Stop) -> int:
     """The worker of one rank that agrees by a collective, without a coordinator, until `stop`."""
     recorder = FlightRecorder(f"rank{config.rank}", config.limits.recorder_events_max)
-    machine = make_collective_machine(config, minimum)
-    worker = Worker(config, UnixTransport(), None, recorder, lambda *_: machine)
+    worker = Worker(config, UnixTransport(), None, recorder, lambda _, __: make_collective_machine(config, minimum))
     await worker.open()
     try:
         stop.ready([worker.address])

@@ -71,7 +71,7 @@ async def test_the_beginning_of_a_public_trace(name: str) -> None:
     trace = PUBLIC_TRACES / f"{name}.jsonl"
     if not trace.exists():
         pytest.skip(f"{trace} is absent")
-    report = await settled(trace, 600, ranks=2, device_pages=(400,), host_pages=(4000,))
+    report = await settled(trace, 400, ranks=2, device_pages=(400,), host_pages=(4000,))
     assert min(report.pages_evicted.values()) > 0
 
 

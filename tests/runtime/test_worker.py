@@ -57,6 +57,12 @@ class Engine:
         await lease.write_through(deferred=True)
         await lease.release()
 
+    async def hold_and_release_for_ever(self) -> None:
+        """Until a call raises."""
+        while True:
+            async with await self.cache.acquire(KEYS):
+                pass
+
     async def read(self, keys: list[PageKey]) -> set[bytes]:
         """The bytes of a path, all pages and layers, loaded back where needed."""
         async with await self.cache.acquire(keys) as lease:
@@ -98,11 +104,14 @@ async def test_layers_of_a_load_back_can_be_awaited_one_by_one(tmp_path: Path) -
 
 
 async def test_a_second_engine_is_refused_while_the_first_is_there(tmp_path: Path) -> None:
-    async with group(tmp_path, world_size=1) as made, Engine(made.address(0)):
-        async with kvcoord.connect(made.address(0)) as other:
-            with pytest.raises(UsageError, match="another engine is connected"):
-                await other.register()
-            assert (await other.match(KEYS)).pages == 0
+    async with (
+        group(tmp_path, world_size=1) as made,
+        Engine(made.address(0)),
+        kvcoord.connect(made.address(0)) as other,
+    ):
+        with pytest.raises(UsageError, match="another engine is connected"):
+            await other.register()
+        assert (await other.match(KEYS)).pages == 0
 
 
 async def test_the_next_engine_begins_with_a_new_membership(tmp_path: Path) -> None:
@@ -122,9 +131,7 @@ async def test_engines_of_the_others_learn_that_a_worker_came_back_with_nothing(
         async with Engine(made.address(1)) as lost:
             await on_all(survivor.advance(), lost.advance())
         with pytest.raises(GroupRenewed, match="rank 1"):
-            while True:
-                async with await survivor.cache.acquire(KEYS):
-                    pass
+            await survivor.hold_and_release_for_ever()
 
 
 async def test_a_worker_that_is_configured_differently_ends_with_both_values(tmp_path: Path) -> None:
