@@ -101,6 +101,8 @@ def _out_of_range(message: object) -> str:
 def _frame_out_of_range(frame: Frame) -> str:
     if frame.round < 0:
         return f"round {frame.round} is negative"
+    if not -1 <= frame.first_round <= frame.round:
+        return f"first round {frame.first_round} cannot be that of frame {frame.round}"
     for free in frame.free:
         if free < 0:
             return f"free count {free} is negative"

@@ -227,11 +227,12 @@ class GroupMachine:
                 f"rank {rank} counts {len(frame.free)} pools in frame {frame.round}, the group has {self._pool_count}"
             )
             return self.membership.lose(rank, cause, now)
-        if self.rounds.frame(rank, frame, now):
-            return self._close_rounds(now)
+        closable = self.rounds.frame(rank, frame, now)
+        effects = self._parted(frame.round) if self.rounds.parting else []
+        if closable:
+            return effects + self._close_rounds(now)
         if self.rounds.next_round is None or frame.round >= self.rounds.next_round:
-            return []
-        effects = self._parted(frame.round)
+            return effects
         verdict = self.rounds.verdict(frame.round)
         if verdict is not None:
             effects.append(Send((self.members[rank].peer,), verdict))
@@ -239,9 +240,8 @@ class GroupMachine:
             return effects + (self._compare(frame.round, late, now) if late else [])
         if self.rounds.parting:
             return effects
-        return self.membership.lose(
-            rank, f"rank {rank} is further behind than rounds_kept_max at round {frame.round}", now
-        )
+        cause = f"rank {rank} is further behind than rounds_kept_max at round {frame.round}"
+        return self.membership.lose(rank, cause, now)
 
     def _close_rounds(self, now: float) -> list[CoordinatorEffect]:
         """Verdicts go to the ranks whose frames were there; an absent one gets it as the answer to its frame."""
@@ -256,7 +256,6 @@ class GroupMachine:
                 present = tuple(self.members[rank].peer for rank in sorted(by_rank))
                 effects.append(Send(present, verdict))
                 effects.append(Note("round_without", "", {"round": verdict.round, "absent": verdict.absent}))
-                effects += self._parted(verdict.round)
             else:
                 effects.append(self._everyone(verdict))
             effects += self._compare(verdict.round, by_rank, now)
@@ -292,12 +291,12 @@ class GroupMachine:
 
     def _parted(self, round_number: int) -> list[CoordinatorEffect]:
         """Ranks that began at different rounds never close one together: that is a divergence of its own."""
-        parting = self.rounds.parting
-        if not parting:
+        if self._watch.found is not None:
             return []
+        parting = self.rounds.parting
         sides = digests.sides(parting)
         what = " against ".join(
-            f"first frame {parting[ranks[0]]} (ranks {','.join(map(str, ranks))})" for ranks in sides
+            f"first round {parting[ranks[0]]} (ranks {','.join(map(str, ranks))})" for ranks in sides
         )
         return self._diverged(self._watch.declare(Divergence(self.epoch, round_number, sides, what)))
 

@@ -121,7 +121,11 @@ class Verdict(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froze
 
 
 class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=10):
-    """All that one rank has to say at its step `round`: votes and acks since its last frame, free pages, digest."""
+    """All that one rank has to say at its step `round`: votes and acks since its last frame, free pages, digest.
+
+    `first_round` is the round with which this rank began its history, said until it has a verdict (-1 from then on): the
+    first frame to come need not be the first that was sent.
+    """
 
     epoch: int
     round: int
@@ -129,6 +133,7 @@ class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=
     acks: list[Ack]
     free: list[int]
     digest: int
+    first_round: int = -1
 
 
 class Report(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):

@@ -51,7 +51,8 @@ class RankRounds:
         self.last_frame = round_number
         if round_number <= self.last_verdict:
             return self._frame_after_verdict(epoch, round_number, free, digest)
-        frame = Frame(epoch, round_number, self._votes, list(self._acks.values()), free, digest)
+        first_round = self.first_round if self.last_verdict < 0 else -1
+        frame = Frame(epoch, round_number, self._votes, list(self._acks.values()), free, digest, first_round)
         self._votes = []
         self._acks.clear()
         self._frames[round_number] = (frame, now)

@@ -4,8 +4,8 @@ A verdict is a function of the frames up to its round and of the deadline. Votes
 round from every rank, since lockstep ranks issue the same operations at the same step; so a missing vote in a present
 frame is already an ABORT(not_voted), and only a missing frame waits for the round's deadline.
 
-The first round of a history is the lowest that any rank sends. Ranks that begin at different rounds can never close one
-together: that is found at the deadline (or when a frame comes from before the beginning) and told in `parting`.
+A history begins with the round that the first rank to be heard began with. Ranks that begin with different rounds can
+never close one together: `parting` says so, as soon as the second one is heard.
 """
 
 from collections import deque
@@ -40,8 +40,8 @@ class _Late:
 class RoundTable:
     """Open rounds of one group, and the last verdicts for those who ask again.
 
-    `next_round` is None until the first frame of a history. `parting`: the lowest round of each rank, once they are
-    known to have begun at different ones.
+    `next_round` is None until the first frame of a history. `parting`: the first round of each rank that was heard, once
+    they are known to differ.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class RoundTable:
         self._kept: deque[Verdict] = deque(maxlen=rounds_kept_max)
         self._late_rounds: dict[int, _Late] = {}
         self._late_decisions: list[Decision] = []
-        self._began_at: int | None = None
+        self._first_rounds: dict[Rank, int] = {}
         self.next_round: int | None = None
         self.pending: list[Completion] = []
         self.parting: dict[Rank, int] = {}
         self.ignored: dict[str, int] = {}
 
     def resume(self, epoch: int, last_round: int, verdicts: list[Verdict]) -> None:
-        """Goes on after `last_round`; -1 takes the lowest frame's round as the first. Kept verdicts are renewed."""
+        """Goes on after `last_round`; -1 for none, the frames then say which is first. Kept verdicts are renewed."""
         self._open.clear()
         self._late_rounds.clear()
         self._late_decisions.clear()
@@ -76,14 +76,15 @@ class RoundTable:
         self.parting = {}
         renewed = (msgspec.structs.replace(verdict, epoch=epoch) for verdict in verdicts)
         self._kept = deque(renewed, maxlen=self._kept_max)
-        self._began_at = None
+        self._first_rounds.clear()
         self.next_round = None if last_round < 0 else last_round + 1
 
     def frame(self, rank: Rank, frame: Frame, now: float) -> bool:
         """Takes one frame. Returns whether a round can close now. Of a closed round's frame only the acks count."""
         number = frame.round
-        if self.next_round is None or (number < self.next_round and not self._kept):
-            self.next_round = number
+        if self.next_round is None or self._first_rounds:
+            self._begin(rank, frame)
+        assert self.next_round is not None
         if number < self.next_round:
             self._late(rank, frame, now)
             return False
@@ -100,6 +101,16 @@ class RoundTable:
         entry.frames[rank] = frame
         entry.present |= bit
         return number == self.next_round and entry.present == self._everyone
+
+    def _begin(self, rank: Rank, frame: Frame) -> None:
+        """Where this rank says that the history began."""
+        first = frame.first_round if frame.first_round >= 0 or self.next_round is not None else frame.round
+        if self.next_round is None:
+            self.next_round = first
+        if first >= 0 and rank not in self._first_rounds:
+            self._first_rounds[rank] = first
+            if self.parting or len(set(self._first_rounds.values())) > 1:
+                self.parting = dict(self._first_rounds)
 
     def close_ready(self, epoch: int, now: float) -> list[tuple[Verdict, dict[Rank, int]]]:
         """Closes rounds in order while they are complete or past their deadline: (verdict, digest by rank) each."""
@@ -151,24 +162,14 @@ class RoundTable:
             capacity = [min(counts) for counts in zip(*(frame.free for _, frame in frames), strict=True)]
         verdict = Verdict(epoch, number, decisions, completions, capacity, absent)
         del self._open[number]
-        if self._began_at is None and not self._kept:
-            self._began_at = number
         self._kept.append(verdict)
         self.next_round = number + 1
         digests = {rank: frame.digest for rank, frame in frames}
         if absent:
-            self._part(number, frames, absent)
             self._late_rounds[number] = _Late(dict(digests), {decision.operation for decision in decisions})
             if len(self._late_rounds) > self._kept_max:
                 del self._late_rounds[min(self._late_rounds)]
         return verdict, digests
-
-    def _part(self, number: int, frames: list[tuple[Rank, Frame]], absent: list[Rank]) -> None:
-        """A rank that has sent later frames, and not this one, will never send it."""
-        later = {rank: min((n for n, held in self._open.items() if rank in held.frames), default=-1) for rank in absent}
-        if not self.parting and max(later.values()) >= 0:
-            self.parting = {rank: number for rank, _ in frames}
-            self.parting.update({rank: first for rank, first in later.items() if first >= 0})
 
     def _decide(self, frames: list[tuple[Rank, Frame]], absent: list[Rank], now: float) -> list[Decision]:
         ballots: dict[OperationId, Ballot] = {}
@@ -208,9 +209,6 @@ class RoundTable:
 
     def _late(self, rank: Rank, frame: Frame, now: float) -> None:
         """A frame of a closed round. Votes that only this rank has put are answered by the next verdict."""
-        if self._began_at is not None and frame.round < self._began_at and not self.parting:
-            self.parting = dict.fromkeys(ranks_in(self._everyone), self._began_at)
-            self.parting[rank] = frame.round
         for ack in frame.acks:
             completion = self._transfers.record(rank, ack, now)
             if completion is not None:

@@ -61,7 +61,7 @@ FROM_RANK: list[FromRank] = [
     FetchEntries(EPOCH, 5),
     Leave(EPOCH),
     OperationLog(EPOCH, 7, [("commit op", 1 << 63)]),
-    Frame(EPOCH, 7, [VOTE], [Ack("op", True)], [3, 4], (1 << 64) - 1),
+    Frame(EPOCH, 7, [VOTE], [Ack("op", True)], [3, 4], (1 << 64) - 1, 6),
     StatusRequest(1),
 ]
 FROM_COORDINATOR: list[FromCoordinator] = [
@@ -147,6 +147,8 @@ LONG = "x" * (OPERATION_ID_LENGTH_MAX + 1)
     [
         Frame(EPOCH, -1, [], [], [], 0),
         Frame(EPOCH, 1, [], [], [3, -1], 0),
+        Frame(EPOCH, 1, [], [], [3], 0, 2),
+        Frame(EPOCH, 1, [], [], [3], 0, -2),
         Frame(EPOCH, 1, [Vote("", OperationKind.CUSTOM, True)], [], [], 0),
         Frame(EPOCH, 1, [], [Ack(LONG, True)], [], 0),
         StreamVote(EPOCH, Vote(LONG, OperationKind.CUSTOM, True)),

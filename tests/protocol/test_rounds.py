@@ -10,8 +10,10 @@ def table(ranks: int = 2, kept_max: int = 8, copying_max: int = 8) -> RoundTable
     return RoundTable(ranks, TransferTable((1 << ranks) - 1, 30.0, 10), 10.0, kept_max, copying_max)
 
 
-def frame(number: int, *votes: Vote, acks: tuple[Ack, ...] = (), digest: int = 1, free: int = 8) -> Frame:
-    return Frame(EPOCH, number, list(votes), list(acks), [free], digest)
+def frame(
+    number: int, *votes: Vote, acks: tuple[Ack, ...] = (), digest: int = 1, free: int = 8, first: int = -1
+) -> Frame:
+    return Frame(EPOCH, number, list(votes), list(acks), [free], digest, first)
 
 
 def yes(operation: str, participants: int = 0) -> Vote:
@@ -24,8 +26,8 @@ def close(rounds: RoundTable, now: float = 0.0) -> list[Verdict]:
 
 def test_a_round_closes_with_the_last_frame_and_rounds_close_in_order() -> None:
     rounds = table()
-    assert not rounds.frame(0, frame(4), 0.0)
-    assert not rounds.frame(0, frame(5), 0.0)
+    assert not rounds.frame(0, frame(4, first=4), 0.0)
+    assert not rounds.frame(0, frame(5, first=4), 0.0)
     assert rounds.missing() == [1]
     assert not rounds.frame(1, frame(5), 0.0)
     assert close(rounds) == []
@@ -34,12 +36,16 @@ def test_a_round_closes_with_the_last_frame_and_rounds_close_in_order() -> None:
     assert rounds.next_round == 6
 
 
-def test_the_lowest_frame_of_any_rank_is_the_first_round() -> None:
+def test_the_first_round_is_the_one_that_ranks_began_with_and_not_the_first_to_come() -> None:
+    """All first frames were lost, the second ones came: round 1 was closed, and round 0 could never be."""
     rounds = table()
-    rounds.frame(0, frame(6), 0.0)
-    rounds.frame(1, frame(5), 0.0)
-    rounds.frame(0, frame(5), 0.0)
-    assert [verdict.round for verdict in close(rounds)] == [5]
+    for rank in (0, 1):
+        assert not rounds.frame(rank, frame(1, first=0), 0.0)
+    assert close(rounds) == []
+    for rank in (0, 1):
+        rounds.frame(rank, frame(0, first=0), 1.0)
+    assert [verdict.round for verdict in close(rounds)] == [0, 1]
+    assert rounds.parting == {}
 
 
 def test_a_verdict_is_the_same_whatever_order_frames_came_in() -> None:
@@ -128,14 +134,22 @@ def test_copies_beyond_the_limit_are_aborted() -> None:
     assert [decision.reason for decision in verdict.decisions] == [None, Reason.LIMIT]
 
 
-def test_ranks_that_begin_at_different_rounds_are_told_apart_at_the_deadline() -> None:
+def test_ranks_that_begin_at_different_rounds_are_told_apart_at_once() -> None:
     rounds = table(3)
-    rounds.frame(0, frame(7), 0.0)
-    rounds.frame(1, frame(5), 0.0)
-    rounds.frame(2, frame(7), 0.0)
+    rounds.frame(0, frame(8, first=7), 0.0)
     assert rounds.parting == {}
-    close(rounds, 10.0)
+    rounds.frame(1, frame(5, first=5), 0.0)
+    assert rounds.parting == {0: 7, 1: 5}
+    rounds.frame(2, frame(7, first=7), 0.0)
     assert rounds.parting == {0: 7, 1: 5, 2: 7}
+
+
+def test_one_that_begins_at_another_round_after_the_first_has_closed_is_told_apart_too() -> None:
+    rounds = table()
+    rounds.frame(0, frame(7, first=7), 0.0)
+    close(rounds, 10.0)
+    rounds.frame(1, frame(0, first=0), 11.0)
+    assert rounds.parting == {0: 7, 1: 0}
 
 
 def test_a_rank_that_is_only_late_does_not_part() -> None:

@@ -15,26 +15,25 @@ from kvcoord.protocol.messages import Verdict
 
 DEVICE: Final = "device.kv"
 HOST: Final = "host.kv"
-RELEASED: Final = "host.released"
-"""Not a pool: the number of host pages that storage operations of this rank have given up so far. Its minimum says how
-many of them every rank may free."""
-
-POOLS: Final = (DEVICE, HOST, RELEASED)
+POOLS: Final = (DEVICE, HOST)
 """What a frame counts, in this order. The unit is a token's slot."""
 
-_DEVICE, _HOST, _RELEASED = range(3)
+_DEVICE, _HOST = range(2)
 
 
 class Capacity:
     """Agreed room. `device_free` and `host_free` count this rank's own."""
 
-    def __init__(self, lag: int, device_free: Callable[[], int]) -> None:
+    def __init__(self, lag: int, device_free: Callable[[], int], host_free: Callable[[], int]) -> None:
         self.ledger = Ledger(len(POOLS))
-        self.released = 0
-        """Pages given up by storage operations that every rank may free by now."""
         self._device_free = device_free
+        self._host_free = host_free
         self._device_surplus = 0
         self._counted: deque[tuple[int, int]] = deque(maxlen=lag + 2)
+
+    def now(self) -> list[int]:
+        """This rank's own free counts."""
+        return [self._device_free(), self._host_free()]
 
     def begin(self, counted: Sequence[int], agreed: Sequence[int]) -> None:
         """The group begins: what this rank counted, and the smallest counts of all ranks."""
@@ -57,19 +56,18 @@ class Capacity:
         """Every rank has these slots back: an agreed eviction, or an aborted reservation."""
         self.ledger.credit(_HOST, slots)
 
-    def count(self, step: int, host_free: int, released: int) -> list[int]:
+    def count(self, step: int) -> list[int]:
         """What this step's frame counts. Reservations of the same frame come after it."""
         device_free = self._device_free()
         self._counted.append((step, device_free))
         self.ledger.mark(step)
-        return [device_free, host_free, released]
+        return [device_free, self._host_free()]
 
     def settle(self, verdict: Verdict) -> None:
         """Takes over the group's counts. A round that closed without a rank says nothing: what was agreed stays."""
         if verdict.absent:
             return
         self.ledger.settle(verdict.round, verdict.capacity)
-        self.released = verdict.capacity[_RELEASED]
         while self._counted and self._counted[0][0] < verdict.round:
             self._counted.popleft()
         if self._counted and self._counted[0][0] == verdict.round:

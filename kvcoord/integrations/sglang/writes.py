@@ -7,13 +7,13 @@ A node is locked from its intent on, so it stays on the device, but others may s
 that then cover the span that was reserved.
 """
 
-from collections import deque
 from typing import Any
 
 import msgspec
 
 from kvcoord.domain import OperationId, OperationKind, Outcome, Reason
 from kvcoord.integrations.sglang.capacity import HOST, Capacity
+from kvcoord.integrations.sglang.copies import Copies
 from kvcoord.integrations.sglang.rounds import Rounds
 from kvcoord.protocol.messages import Decision
 
@@ -47,14 +47,14 @@ class Write(msgspec.Struct):
 
 
 class Writes:
-    """The writes of one cache that are not committed yet. `committed` maps a running operation to its nodes."""
+    """The writes of one cache that are not committed yet; `copies` has those that are."""
 
-    def __init__(self, tree: Tree, rounds: Rounds, capacity: Capacity) -> None:
-        self.committed: dict[OperationId, list[int]] = {}
+    def __init__(self, tree: Tree, rounds: Rounds, capacity: Capacity, copies: Copies) -> None:
         self._tree = tree
         self._rounds = rounds
         self._capacity = capacity
-        self._intended: deque[Write] = deque()
+        self._copies = copies
+        self._intended: list[Write] = []
         self._voted: dict[OperationId, Write] = {}
 
     def __len__(self) -> int:
@@ -94,18 +94,19 @@ class Writes:
     # --- the step's frame -----------------------------------------------------------------------------------------
 
     def reserve(self) -> None:
-        """Tries to reserve for each intent whose ancestors are on the host, and votes on it."""
-        waiting: deque[Write] = deque()
-        while self._intended:
-            write = self._intended.popleft()
+        """Tries to reserve for each intent whose ancestors are on the host, and votes on it.
+
+        One whose ancestors are still pending waits for them; one whose ancestors were dropped is dropped as well.
+        """
+        waiting: list[Write] = []
+        for write in self._intended:
             parent = self._parent(write)
-            if parent is not None and not self._tree.is_backuped(parent):
-                if self._not_pending([parent]):
-                    self._drop(write)
-                else:
-                    waiting.append(write)
-                continue
-            self._vote(write)
+            if parent is None or self._tree.is_backuped(parent):
+                self._vote(write)
+            elif self._not_pending([parent]):
+                self._drop(write)
+            else:
+                waiting.append(write)
         self._intended = waiting
 
     def _parent(self, write: Write) -> int | None:
@@ -171,7 +172,7 @@ class Writes:
         write.attempt += 1
         short = decision.shortfall.get(HOST, 0)
         if write.attempt < ATTEMPTS_MAX and short > 0 and self._tree.evict_host(short) >= short:
-            self._intended.appendleft(write)
+            self._intended.append(write)
         else:
             self._drop(write)
 
@@ -198,7 +199,7 @@ class Writes:
                 tree.tree_core.commit_backup(info.node_id, host_slots, {})
             tree._track_write_through_node(span.node, span.lock, publish_node_ids=[info.node_id for info in cover])
             tree.cache_controller.write_queue.append(queued)
-        self.committed[operation] = [span.node for span in write.spans]
+        self._copies.begin(operation, [span.node for span in write.spans])
 
     def _drop(self, write: Write) -> None:
         for span in write.spans:
@@ -206,8 +207,5 @@ class Writes:
 
     def reset(self) -> None:
         """The tree and the host pool are empty. What was voted on is answered and changes nothing."""
-        for operation in self.committed:
-            self._rounds.ack(operation)
-        self.committed.clear()
         self._intended.clear()
         self._voted.clear()

@@ -1,0 +1,185 @@
+"""Promises about outcomes: Agreement, Validity, Order, Blame."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvcoord.domain import Aborted, Agreement, Committed, OperationId, Path, Reason
+from kvcoord.protocol.ballot import participants_of, ranks_in
+from kvcoord.protocol.local import Advanced, Answer, Call, Failed, Outcome
+from kvcoord.protocol.messages import Frame, StreamVote, Value, Vote
+from kvcoord.simulation.promise import Promise, Where
+
+if TYPE_CHECKING:
+    from kvcoord.simulation.rank import SimulatedRank
+
+_FULL: Final = (Reason.HOST_FULL, Reason.DEVICE_FULL, Reason.AUXILIARY_FULL)
+
+_NOBODY: Final = (Reason.LIMIT, Reason.IN_DOUBT, Reason.COORDINATOR_LOST)
+"""Aborts for which no rank is to blame."""
+
+_BY_FAULT: Final = (Reason.RANK_LOST, Reason.COORDINATOR_LOST, Reason.IN_DOUBT, Reason.NOT_VOTED, Reason.CONFLICTING_VOTES)
+"""Aborts that cannot be where nothing goes wrong."""
+
+_OWN_MATTERS: Final = {"slots": [], "error": ""}
+"""What the answers of two ranks at one point may differ in."""
+
+
+def outcomes_of(answer: Answer) -> Iterator[Outcome]:
+    """Every outcome that an answer tells."""
+    if isinstance(answer, Advanced):
+        yield from answer.outcomes
+        return
+    outcome = getattr(answer, "outcome", None)
+    if outcome is not None:
+        yield outcome
+
+
+class AgreementPromise(Promise):
+    """No two ranks of an epoch apply different outcomes or values for one operation."""
+
+    name = "agreement"
+
+    def __init__(self, world: object) -> None:
+        super().__init__(world)  # type: ignore[arg-type]
+        self._outcomes: dict[tuple[int, OperationId], tuple[Outcome, str]] = {}
+
+    def answered(self, rank: "SimulatedRank", where: Where, call: Call, answer: Answer) -> None:
+        for outcome in outcomes_of(answer):
+            held, by = self._outcomes.setdefault((where[0], outcome.operation), (outcome, rank.name))
+            if not self._same(held, outcome):
+                raise self.broken(f"{by} was told {held}, {rank.name} {outcome}", outcome.operation)
+
+    def failed(self, rank: "SimulatedRank", call: Call, failure: Failed) -> None:
+        if failure.error == "Diverged":
+            raise self.broken(f"{rank.name} was told that the group diverged: {failure.fields}")
+
+    def _same(self, one: Outcome, other: Outcome) -> bool:
+        if isinstance(one, Committed) or isinstance(other, Committed) or self.world.shape.group.lockstep:
+            return one == other
+        # A rank without its group answers an abort at once; the others hear why the group could not decide.
+        return True
+
+
+class Validity(Promise):
+    """COMMIT only if every participant voted yes or the ledger covered it; all yes and no fault: COMMIT."""
+
+    name = "validity"
+
+    def __init__(self, world: object) -> None:
+        super().__init__(world)  # type: ignore[arg-type]
+        self._votes: dict[tuple[int, OperationId], dict[int, Vote]] = {}
+        self._seen: set[tuple[int, OperationId]] = set()
+
+    def sent(self, rank: "SimulatedRank", message: msgspec.Struct) -> None:
+        if isinstance(message, StreamVote):
+            self._said(rank, message.vote)
+        elif isinstance(message, Frame):
+            for vote in message.votes:
+                self._said(rank, vote)
+
+    def _said(self, rank: "SimulatedRank", vote: Vote) -> None:
+        key = (rank.machine.history, vote.operation)
+        held = self._votes.setdefault(key, {}).setdefault(rank.number, vote)
+        if held != vote:
+            raise self.broken(f"{rank.name} voted {held} and then {vote}", vote.operation)
+
+    def answered(self, rank: "SimulatedRank", where: Where, call: Call, answer: Answer) -> None:
+        for outcome in outcomes_of(answer):
+            key = (where[0], outcome.operation)
+            if outcome.path is Path.COVERED or key in self._seen:
+                continue
+            self._seen.add(key)
+            votes = self._votes.get(key, {})
+            if isinstance(outcome, Committed):
+                self._check_commit(outcome, votes)
+            elif self.world.faultless and outcome.reason in _BY_FAULT:
+                raise self.broken(f"nothing went wrong, and yet {outcome}", outcome.operation)
+
+    def _check_commit(self, outcome: Committed, votes: dict[int, Vote]) -> None:
+        everyone = (1 << self.world.shape.ranks) - 1
+        first = next(iter(votes.values()), None)
+        if first is None:
+            raise self.broken(f"{outcome.operation} committed without a vote", outcome.operation)
+        members = ranks_in(participants_of(first.participants, everyone))
+        for member in members:
+            vote = votes.get(member)
+            if vote is None or not vote.yes:
+                raise self.broken(
+                    f"{outcome.operation} committed although rank {member} voted {vote and 'no'}", outcome.operation
+                )
+        expected = combined(first.agreement, [votes[member].value for member in members])
+        if outcome.value != expected:
+            raise self.broken(f"{outcome.operation} has value {outcome.value}, not {expected}", outcome.operation)
+
+
+class Order(Promise):
+    """The same sequence on all ranks; in rounds, the same round."""
+
+    name = "order"
+
+    def __init__(self, world: object) -> None:
+        super().__init__(world)  # type: ignore[arg-type]
+        self._events: dict[int, list[str]] = {}
+        self._answers: dict[Where, tuple[Answer, str]] = {}
+
+    def event(self, rank: "SimulatedRank", history: int, index: int, text: str) -> None:
+        events = self._events.setdefault(history, [])
+        if index == len(events):
+            events.append(text)
+        elif index > len(events) or events[index] != text:
+            before = events[index] if index < len(events) else "nothing"
+            operation = text.split()[1] if len(text.split()) > 1 else ""
+            raise self.broken(f"event {index} is {text!r} on {rank.name}, and was {before!r} elsewhere", operation)
+
+    def answered(self, rank: "SimulatedRank", where: Where, call: Call, answer: Answer) -> None:
+        if where[1] < 0:
+            return
+        if isinstance(answer, Advanced) and answer.round not in (-1, answer.step - self.world.shape.group.lag):
+            raise self.broken(f"{rank.name} applied round {answer.round} at step {answer.step}")
+        common = _common(answer)
+        held, by = self._answers.setdefault(where, (common, rank.name))
+        if held != common:
+            raise self.broken(f"at step {where[1]} {by} was told {held}, {rank.name} {common}", _operation_of(answer))
+
+
+class Blame(Promise):
+    """Every ABORT, retraction and divergence names rank, operation, reason and shortfall."""
+
+    name = "blame"
+
+    def answered(self, rank: "SimulatedRank", where: Where, call: Call, answer: Answer) -> None:
+        for outcome in outcomes_of(answer):
+            if isinstance(outcome, Aborted):
+                self._check(outcome)
+        if isinstance(answer, Advanced):
+            for operation, reason, blamed in answer.retracted:
+                if blamed < 0:
+                    raise self.broken(f"{operation} was retracted ({reason}) and no rank is named", operation)
+
+    def _check(self, outcome: Aborted) -> None:
+        if outcome.rank < 0 and outcome.path is not Path.COVERED and outcome.reason not in _NOBODY:
+            raise self.broken(f"{outcome} names no rank", outcome.operation)
+        if outcome.reason in _FULL and not (outcome.shortfall and min(outcome.shortfall.values()) > 0):
+            raise self.broken(f"{outcome} does not say how short", outcome.operation)
+
+
+def combined(agreement: Agreement, values: list[Value]) -> Value:
+    """What an agreement makes of the values of all yes votes, said again in the plainest way."""
+    if agreement is Agreement.ALL:
+        return None
+    if agreement is Agreement.INTERSECT:
+        lists = [set(value) for value in values if isinstance(value, list)]
+        return sorted(set.intersection(*lists))
+    numbers = [value for value in values if isinstance(value, int)]
+    return max(numbers) if agreement is Agreement.MAX else min(numbers)
+
+
+def _common(answer: Answer) -> Answer:
+    fields = {name: value for name, value in _OWN_MATTERS.items() if hasattr(answer, name)}
+    return msgspec.structs.replace(answer, **fields) if fields else answer
+
+
+def _operation_of(answer: Answer) -> OperationId:
+    return str(getattr(answer, "operation", ""))

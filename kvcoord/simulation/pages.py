@@ -1,0 +1,150 @@
+"""Promises about pages: Conservation, Quiescence, Visibility."""
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvcoord.controller.tiers import INDEX
+from kvcoord.domain import OperationId, Tier
+from kvcoord.errors import InvariantBroken
+from kvcoord.memory.slots import SlotState
+from kvcoord.protocol.messages import Ack, Frame, StreamAck
+from kvcoord.simulation.memory import TORN, OpenCopy
+from kvcoord.simulation.program import PROMPTS
+from kvcoord.simulation.promise import Promise
+
+if TYPE_CHECKING:
+    from kvcoord.simulation.rank import SimulatedRank
+
+_EVENTS_BETWEEN_AUDITS: Final = 64
+
+
+class Conservation(Promise):
+    """For each pool free + reserved + in use + quarantined = capacity; no page has two owners."""
+
+    name = "conservation"
+
+    def __init__(self, world: object) -> None:
+        super().__init__(world)  # type: ignore[arg-type]
+        self._events = 0
+
+    def after_rank(self, rank: "SimulatedRank") -> None:
+        try:
+            for pool in rank.pools:
+                if pool.changed:
+                    pool.changed = False
+                    pool.check()
+            self._events += 1
+            if self._events % _EVENTS_BETWEEN_AUDITS == 0:
+                self._audit(rank)
+        except InvariantBroken as error:
+            raise self.broken(f"{rank.name}: {error}") from error
+
+    def finish(self) -> None:
+        """Nothing is held but what is published."""
+        for rank in self.world.ranks:
+            self._audit(rank)
+            for pool in rank.pools:
+                pool.check()
+                if pool.reserved_count or pool.quarantined_count:
+                    raise self.broken(f"{rank.name}: {pool.statistics()} after everything has ended")
+                leaked = [slot for slot in range(pool.capacity) if pool.owner(slot) not in (None, INDEX)]
+                if leaked:
+                    owners = sorted({str(pool.owner(slot)) for slot in leaked})
+                    raise self.broken(f"{rank.name}: {pool.name} slots {leaked} leaked by {owners}", owners[0])
+            state = rank.worker.cache.state
+            for tier in (Tier.DEVICE, Tier.HOST):
+                if state.tree.evictable(tier) != state.tree.pages(tier):
+                    raise self.broken(f"{rank.name}: pins are left on {tier} pages")
+
+    def _audit(self, rank: "SimulatedRank") -> None:
+        state = rank.worker.cache.state
+        state.tree.check()
+        for tier in (Tier.DEVICE, Tier.HOST):
+            published = state.tree.pages(tier)
+            for pool in state.pools.of(tier):
+                owned = [slot for slot in range(pool.capacity) if pool.owner(slot) == INDEX]
+                if len(owned) != published or any(pool.state(slot) is not SlotState.USED for slot in owned):
+                    raise self.broken(
+                        f"{rank.name}: the index owns {len(owned)} slots of {pool.name} for {published} pages"
+                    )
+
+
+class Quiescence(Promise):
+    """No page is freed, reused or evicted while a copy touches it. The pools say the first two themselves."""
+
+    name = "quiescence"
+
+    def copy_ending(self, rank: "SimulatedRank", copy: OpenCopy) -> None:
+        if rank.memory.read(copy.source, copy.source_slots) != copy.contents:
+            raise self.broken(f"{rank.name}: {copy.operation} read pages that changed meanwhile", copy.operation)
+        written = rank.memory.read(copy.destination, copy.destination_slots)
+        if any(symbol != TORN for pool in written for symbol in pool):
+            raise self.broken(f"{rank.name}: somebody else wrote where {copy.operation} writes", copy.operation)
+
+    def read(self, rank: "SimulatedRank", what: object, wrong: str) -> None:
+        if wrong and isinstance(what, int):
+            raise self.broken(f"{rank.name}: under lease {what} {wrong}")
+
+
+class Visibility(Promise):
+    """A lookup sees a page only after every participant's copy landed, and sees the right bytes."""
+
+    name = "visibility"
+
+    def __init__(self, world: object) -> None:
+        super().__init__(world)  # type: ignore[arg-type]
+        self._landed: dict[tuple[int, OperationId], int] = {}
+        self._everyone = (1 << self.world.shape.ranks) - 1
+        self._events = 0
+
+    def sent(self, rank: "SimulatedRank", message: msgspec.Struct) -> None:
+        if isinstance(message, StreamAck):
+            self._acked(rank, message.ack)
+        elif isinstance(message, Frame):
+            for ack in message.acks:
+                self._acked(rank, ack)
+
+    def _acked(self, rank: "SimulatedRank", ack: Ack) -> None:
+        if ack.operation in rank.copies:
+            raise self.broken(f"{rank.name} acks {ack.operation} while it copies", ack.operation)
+        if ack.ok:
+            key = (rank.machine.history, ack.operation)
+            self._landed[key] = self._landed.get(key, 0) | 1 << rank.number
+
+    def event(self, rank: "SimulatedRank", history: int, index: int, text: str) -> None:
+        verb, _, rest = text.partition(" ")
+        if verb == "complete" and self._landed.get((history, rest), 0) != self._everyone:
+            landed = self._landed.get((history, rest), 0)
+            raise self.broken(f"{rank.name} publishes {rest} when only ranks {landed:b} have copied it", rest)
+
+    def copy_started(self, rank: "SimulatedRank", copy: OpenCopy) -> None:
+        op = rank.worker.cache.state.operations.get(copy.operation)
+        if op is None:
+            raise self.broken(f"{rank.name} copies for {copy.operation}, which is not open", copy.operation)
+        wrong = rank.memory.wrong(copy.source, copy.source_slots, op.page_keys())
+        if wrong:
+            raise self.broken(f"{rank.name}: {copy.operation} reads, where {wrong}", copy.operation)
+
+    def read(self, rank: "SimulatedRank", what: object, wrong: str) -> None:
+        if wrong and not isinstance(what, int):
+            raise self.broken(f"{rank.name}: {what} has landed, and {wrong}", str(what))
+
+    def after_rank(self, rank: "SimulatedRank") -> None:
+        self._events += 1
+        if self._events % _EVENTS_BETWEEN_AUDITS == 0:
+            self._look_up(rank)
+
+    def finish(self) -> None:
+        for rank in self.world.ranks:
+            self._look_up(rank)
+
+    def _look_up(self, rank: "SimulatedRank") -> None:
+        """Every page that a lookup finds holds its bytes."""
+        tree = rank.worker.cache.state.tree
+        for path in PROMPTS:
+            for segment in tree.match(path).segments:
+                keys = path[segment.first : segment.first + segment.count]
+                wrong = rank.memory.wrong(segment.tier, segment.slots, keys)
+                if wrong:
+                    raise self.broken(f"{rank.name}: a lookup finds a page, where {wrong}")
