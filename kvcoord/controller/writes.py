@@ -38,8 +38,7 @@ class Writes:
         runs = [] if self._state.policy is WritePolicy.WRITE_BACK else self._unwritten(keys)
         op = Operation(OperationKind.WRITE_THROUGH, serial, 0, Tier.HOST, keys, runs)
         if not runs:
-            if call is not None:
-                self._state.reply(call, Written(Committed(op.id, Path.COVERED), op.id, 0))
+            self._tell(op, call, Committed(op.id, Path.COVERED))
             return
         op.tick = tick
         op.deferred = deferred or not self._state.immediate_allowed
@@ -115,12 +114,15 @@ class Writes:
         return True
 
     def _settled(self, op: Operation, outcome: Committed | Aborted) -> None:
-        """The engine learns the outcome: as the answer to its call, or with a later step."""
         if not op.deferred:
             self._state.waiting_for = None
-        if op.asked_by is not None:
-            self._state.reply(op.asked_by, Written(outcome, op.id, op.pages))
-            op.asked_by = None
+        call, op.asked_by = op.asked_by, None
+        self._tell(op, call, outcome)
+
+    def _tell(self, op: Operation, call: Call | None, outcome: Committed | Aborted) -> None:
+        """The engine learns the outcome: as the answer to its call, or with a later step."""
+        if call is not None:
+            self._state.reply(call, Written(outcome, op.id, op.pages))
         else:
             self._state.outcomes.append(outcome)
 

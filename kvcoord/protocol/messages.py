@@ -123,8 +123,8 @@ class Verdict(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froze
 class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=10):
     """All that one rank has to say at its step `round`: votes and acks since its last frame, free pages, digest.
 
-    `first_round` is the round with which this rank began its history, said until it has a verdict (-1 from then on): the
-    first frame to come need not be the first that was sent.
+    `first_round` is the round with which this rank began its history, said until it has a verdict (-1 from then on):
+    the first frame to come need not be the first that was sent.
     """
 
     epoch: int

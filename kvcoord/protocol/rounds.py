@@ -40,8 +40,8 @@ class _Late:
 class RoundTable:
     """Open rounds of one group, and the last verdicts for those who ask again.
 
-    `next_round` is None until the first frame of a history. `parting`: the first round of each rank that was heard, once
-    they are known to differ.
+    `next_round` is None until the first frame of a history. `parting`: the first round of each rank that was heard,
+    once they are known to differ.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class RoundTable:
 
     def _begin(self, rank: Rank, frame: Frame) -> None:
         """Where this rank says that the history began."""
-        first = frame.first_round if frame.first_round >= 0 or self.next_round is not None else frame.round
+        first = frame.first_round
         if self.next_round is None:
-            self.next_round = first
+            first = self.next_round = first if first >= 0 else frame.round
         if first >= 0 and rank not in self._first_rounds:
             self._first_rounds[rank] = first
             if self.parting or len(set(self._first_rounds.values())) > 1:

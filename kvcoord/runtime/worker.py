@@ -90,7 +90,8 @@ class Worker:
         self._next_session = 1
         self._engine_session = 0
         self._answers: dict[int, list[tuple[int, Answer]]] = {}
-        self._transfers: dict[OperationId, Transfer] = {}
+        self._transfers: dict[OperationId, Transfer | None] = {}
+        """Copies under way; None for one that could not start."""
         self._watchers: set[asyncio.Task[None]] = set()
         self._leaving = False
         self.copies = Copies(config, self._loop, self._copy_ended)
@@ -279,11 +280,13 @@ class Worker:
 
     def _watch(self, session: int, operation: OperationId) -> None:
         """Tells a session about each layer of a load-back that it did not wait for."""
-        transfer = self._transfers.get(operation)
-        if transfer is not None:
-            task = self._loop.create_task(self._tell_layers(session, transfer))
-            self._watchers.add(task)
-            task.add_done_callback(self._watchers.discard)
+        transfer = self._transfers[operation]
+        if transfer is None:
+            self._send(session, Landed(operation, 0, "the copy could not start"))
+            return
+        task = self._loop.create_task(self._tell_layers(session, transfer))
+        self._watchers.add(task)
+        task.add_done_callback(self._watchers.discard)
 
     async def _tell_layers(self, session: int, transfer: Transfer) -> None:
         try:
@@ -303,9 +306,7 @@ class Worker:
             elif isinstance(effect, SendUp):
                 self._send_up(effect.message)
             elif isinstance(effect, StartCopy):
-                transfer = self.copies.start(effect)
-                if transfer is not None:
-                    self._transfers[effect.operation] = transfer
+                self._transfers[effect.operation] = self.copies.start(effect)
             elif isinstance(effect, Attach):
                 self.uplink.attach(effect.index, self.incarnation)
             else:
