@@ -197,7 +197,7 @@ class Session:
         assert isinstance(call, Acquire | LoadBack)
         pages = sum([count for _, count in answer.loaded]) if isinstance(answer, Acquired) else answer.pages
         if call.landed or not answer.outcome:
-            self._landings.end(own, answer.operation, answer.error if isinstance(answer, Acquired) else "")
+            self._landings.end(own, answer.operation, answer.error)
             return (own,)
         shared = isinstance(answer, Acquired) and answer.host_pages > pages
         earlier = self._landings.earlier(own) if shared else ()

@@ -37,23 +37,28 @@ class Agreements:
         self._open[call.operation] = None if deferred else who
         decision = consensus.propose(vote, deferred=deferred)
         if decision is not None:
-            self.decide(decision, Path.VOTED if deferred else Path.IMMEDIATE, state)
+            self._settle(decision, Path.VOTED if deferred else Path.IMMEDIATE, state, in_order=state.lockstep)
 
     def decide(self, decision: Decision, path: Path, state: CacheState) -> bool:
         """The outcome. Whether it was one of these."""
         if decision.operation not in self._open:
             return False
+        self._settle(decision, path, state, in_order=True)
+        return True
+
+    def _settle(self, decision: Decision, path: Path, state: CacheState, *, in_order: bool) -> None:
+        """`in_order`: this is where all ranks apply it. One that comes late without lockstep has applied it before."""
         who = self._open.pop(decision.operation)
         outcome = outcome_of(decision, path)
         state.count(OperationKind.CUSTOM, path, decision)
-        state.digest.apply(f"{decision.outcome} {decision.operation}")
+        if in_order:
+            state.digest.apply(f"{decision.outcome} {decision.operation}")
         if who is None:
             state.outcomes.append(outcome)
-            return True
+            return
         if state.waiting_for == decision.operation:
             state.waiting_for = None
         state.reply(who, Agreed(outcome))
-        return True
 
     def begin(self) -> None:
         """A new history: what was open is void."""

@@ -11,7 +11,7 @@ from functools import partial
 from kvcoord.controller.leases import Lease
 from kvcoord.controller.operations import Call, Operation, Run, runs_of
 from kvcoord.controller.room import Room
-from kvcoord.controller.state import CacheState, joined, outcome_of
+from kvcoord.controller.state import CacheState, joined, outcome_of, with_error
 from kvcoord.controller.transfers import Transfers
 from kvcoord.domain import OperationId, OperationKind, Outcome, PageKey, Path, Reason, Tier
 from kvcoord.errors import InvariantBroken, UsageError
@@ -156,9 +156,9 @@ class Loads:
         decision = Decision(op.id, Outcome.COMMIT)
         state.count(op.kind, op.path, decision)
         state.digest.apply(f"{decision.outcome} {op.id} {op.pages}")
-        answer = partial(state.reply, call, Loaded(outcome_of(decision, op.path), op.id, op.pages))
+        answer = Loaded(outcome_of(decision, op.path), op.id, op.pages)
         if not op.pages:
-            answer()
+            state.reply(call, answer)
             return
         op.pins = [state.tree.pin(keys, first, count, Tier.HOST) for first, count in op.runs]
         op.source_slots = joined([pin.slots for pin in op.pins])
@@ -166,9 +166,9 @@ class Loads:
         state.operations[op.id] = op
         self._transfers.commit(op)
         if landed:
-            self._landing[op.id] = [lambda _: answer()]
+            self._landing[op.id] = [lambda op: state.reply(call, with_error(answer, op))]
         else:
-            answer()
+            state.reply(call, answer)
 
     def _one_landed(self, wanted: Acquisition, op: Operation) -> None:
         wanted.copies_open -= 1

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from kvcoord.controller.consensus import Consensus
 from kvcoord.controller.effects import CacheEffect, Reply
 from kvcoord.controller.leases import Lease
@@ -22,7 +24,7 @@ from kvcoord.domain import (
 )
 from kvcoord.index.tree import RadixTree
 from kvcoord.protocol.digest import Digest
-from kvcoord.protocol.local import Answer
+from kvcoord.protocol.local import Answer, Loaded
 from kvcoord.protocol.messages import Decision
 
 DecisionKey = tuple[OperationKind | None, Path, Outcome, Reason | None]
@@ -105,6 +107,11 @@ def outcome_of(decision: Decision, path: Path) -> Committed | Aborted:
     if decision.outcome is Outcome.COMMIT:
         return Committed(decision.operation, path, decision.value)
     return Aborted(decision.operation, path, decision.reason or Reason.REFUSED, decision.rank, decision.shortfall)
+
+
+def with_error(answer: Loaded, op: Operation) -> Loaded:
+    """The answer to a load-back that was waited for: whether this rank's copy failed."""
+    return answer if op.copy_error is None else msgspec.structs.replace(answer, error=str(op.copy_error))
 
 
 def joined(slots: Sequence[Sequence[list[int]]]) -> tuple[list[int], ...]:

@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from typing import Final
 
 from kvcoord.controller.operations import Call, Operation, Phase, runs_of
-from kvcoord.controller.state import CacheState, joined, outcome_of
+from kvcoord.controller.state import CacheState, joined, outcome_of, with_error
 from kvcoord.controller.tiers import INDEX
 from kvcoord.controller.transfers import Transfers
 from kvcoord.domain import Agreement, OperationId, OperationKind, Outcome, PageKey, Path, Reason, Tier
@@ -250,7 +250,8 @@ class StreamingCache:
     def _copy_ended(self, op: Operation) -> None:
         landing = self._landing.pop(op.id, None)
         if landing is not None:
-            self.state.reply(*landing)
+            call, answer = landing
+            self.state.reply(call, with_error(answer, op))
 
     # --- small things ---------------------------------------------------------------------------------------------
 

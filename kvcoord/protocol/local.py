@@ -221,11 +221,15 @@ class Written(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froze
 
 
 class Loaded(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=37):
-    """`pages` were or are being copied into the first slots; `operation` names the transfer."""
+    """`pages` were or are being copied into the first slots; `operation` names the transfer.
+
+    `error`: this rank's copy was waited for and failed; the group will retract it.
+    """
 
     outcome: Outcome
     operation: OperationId
     pages: int
+    error: str = ""
 
 
 class Advanced(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=38):

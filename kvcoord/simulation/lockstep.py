@@ -229,6 +229,7 @@ class LockstepEngine:
             return
         held = Held(answer.lease, wanted.keys, answer.slots, self.step + wanted.steps, wanted)
         self._held.append(held)
+        self._held.sort(key=lambda held: held.number)
         cached = answer.device_pages + answer.host_pages
         if answer.error or not wanted.landed:
             held.keys = wanted.keys[: answer.device_pages]

@@ -7,7 +7,7 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvcoord.domain import OperationId, PageKey, Tier
+from kvcoord.domain import Agreement, OperationId, PageKey, Tier
 from kvcoord.protocol.local import Agree, Agreed, Answer, Call, Failed, LoadBack, Loaded, WriteThrough, Written, join_keys
 from kvcoord.simulation.lockstep import IDLE_S, Asked, Heard
 from kvcoord.simulation.program import PROMPTS, agreed_value
@@ -131,8 +131,8 @@ class StreamingEngine:
             self._ask(call, partial(self._loaded, taken, keys[len(keys) - count :]))
 
     def _agree(self, rng: random.Random, name: OperationId) -> None:
-        agreement = rng.choice(("all", "min", "max", "intersect", "equal"))
-        call = Agree(name, True, agreement, 0, agreed_value(agreement, self._rank.number))  # type: ignore[arg-type]
+        agreement = rng.choice(list(Agreement))
+        call = Agree(name, True, agreement, 0, agreed_value(agreement, self._rank.number))
         self._ask(call, self._nothing)
 
     def _ask(self, call: Call, heard: Heard) -> None:

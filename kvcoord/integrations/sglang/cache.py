@@ -1,0 +1,348 @@
+"""SGLang's UnifiedRadixCache with every rank-local decision replaced by one that the group has agreed on.
+
+A subclass: the tree, the pools, the copies and the bookkeeping stay SGLang's own code. Overridden is where the original
+looks at this rank's free list, finished copies, storage or clock, and where it reduces something over the ranks. What
+is overridden, and what is used besides, is listed in `contract` and checked when the engine starts.
+"""
+
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any, NoReturn
+
+import msgspec
+from sglang.srt.mem_cache.unified_cache.cache_action import BackupKV
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from kvcoord.domain import OperationKind, Reason
+from kvcoord.errors import InvariantBroken, TransferFailed
+from kvcoord.integrations.sglang.capacity import POOLS, Capacity
+from kvcoord.integrations.sglang.copies import Copies
+from kvcoord.integrations.sglang.rounds import EVENTS_KEPT, Membership, Rounds
+from kvcoord.integrations.sglang.settings import read_settings
+from kvcoord.integrations.sglang.storage import Storage
+from kvcoord.integrations.sglang.support import lag_min, refuse_unsupported, settings_fingerprint
+from kvcoord.integrations.sglang.topology import embedded_address, read_topology
+from kvcoord.integrations.sglang.writes import Writes
+from kvcoord.protocol.digest import Digest
+from kvcoord.protocol.messages import Completion, Verdict
+from kvcoord.runtime.member import Member
+
+_MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+_MASK = (1 << 64) - 1
+
+
+class Agreement:
+    """The parts of one cache's agreement, joined to its group."""
+
+    def __init__(self, cache: "KvcoordRadixCache", member: Membership, digest: Digest, lag: int) -> None:
+        allocator = cache.token_to_kv_pool_allocator
+        host = cache.cache_controller.mem_pool_host
+        self.rounds = Rounds(member, digest, lag)
+        self.capacity = Capacity(lag, allocator.available_size, host.available_size)
+        self.outgoing = Copies(self.rounds)
+        self.incoming = Copies(self.rounds)
+        self.writes = Writes(cache, self.rounds, self.capacity, self.outgoing)
+        self.storage = Storage(cache, self.rounds)
+        counted = self.capacity.now()
+        self.capacity.begin(counted, member.open(counted))
+
+    def reset(self) -> None:
+        for part in (self.writes, self.outgoing, self.incoming, self.storage):
+            part.reset()
+        self.rounds.begin_life()
+
+
+class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
+    """Built by SGLang through `plugin.build`. Joins its group at the end of `init_hicache`.
+
+    `check_hicache_events` raises GroupLost, Diverged or JoinRefused, on every rank, when the group cannot go on.
+    """
+
+    agreement: Agreement | None = None
+
+    def init_hicache(self, server_args: Any, params: Any) -> None:
+        """SGLang's own set-up, then the group. Raises UsageError for a configuration that is not supported."""
+        super().init_hicache(server_args, params)
+        refuse_unsupported(self, server_args)
+        self._join(server_args, params)
+        self._watch_allocations()
+
+    def _join(self, server_args: Any, params: Any) -> None:
+        topology = read_topology(params)
+        found = read_settings(
+            os.environ, topology, lag_min=lag_min(server_args, topology), suffix=_group_suffix(server_args)
+        )
+        config = found.config
+        if "coordinators" not in found.sources:
+            address = embedded_address(topology, params)
+            config = msgspec.structs.replace(config, coordinators=[address], embed_coordinator=True)
+        fingerprint = {
+            **settings_fingerprint(self, server_args),
+            "kvcoord": version("kvcoord"),
+            "world_size": topology.world_size,
+            "tp": topology.tp,
+            "pp": topology.pp,
+            "cp": topology.cp,
+            "lag": config.group.lag,
+            "pools": ",".join(POOLS),
+        }
+        digest = Digest(EVENTS_KEPT)
+        member = Member(config, fingerprint, events=digest.log)
+        self.agreement = Agreement(self, member, digest, config.group.lag)
+
+    def _watch_allocations(self) -> None:
+        """Shows SGLang the agreed free count, and lets no allocation that the group counts on fail in silence."""
+        agreed = self._agreed
+        self.token_to_kv_pool_allocator.available_size = agreed.capacity.device_available
+        controller = self.cache_controller
+        controller.load = _never_none("load-back", controller.load)
+        controller.allocate_storage_hit = self._allocate_storage_hit
+
+    @property
+    def _agreed(self) -> Agreement:
+        if self.agreement is None:
+            raise InvariantBroken("a cache with a host tier has joined its group", "used before init_hicache")
+        return self.agreement
+
+    # --- the step -------------------------------------------------------------------------------------------------
+
+    def check_hicache_events(self) -> None:
+        """Once a scheduler step: applies the verdict that is due and sends this step's frame."""
+        agreed = self._agreed
+        rounds = agreed.rounds
+        verdict = rounds.verdict()
+        if verdict is not None:
+            self._apply(verdict)
+        if self.enable_storage:
+            self._take_from_storage()
+        self._report_copies()
+        free = agreed.capacity.count(rounds.step)
+        agreed.writes.reserve()
+        rounds.send(free, self._index_digest())
+        self.flush_pending_backups()
+        if self.enable_storage_metrics and self.storage_metrics_collector is not None:
+            self._log_storage_metrics()
+
+    def _apply(self, verdict: Verdict) -> None:
+        agreed = self._agreed
+        agreed.capacity.settle(verdict)
+        for decision in verdict.decisions:
+            agreed.rounds.event(f"{decision.outcome} {decision.operation}")
+            agreed.writes.decided(decision)
+        for completion in verdict.completions:
+            self._completed(completion)
+        finished = agreed.outgoing.finished(self.cache_controller.ack_write_queue)
+        if finished:
+            super().writing_check(finish_count=finished)
+        finished = agreed.incoming.finished(self.cache_controller.ack_load_queue)
+        if finished:
+            super().loading_check(finish_count=finished)
+
+    def _completed(self, completion: Completion) -> None:
+        """One operation has ended on all ranks. One that is only late is waited for: its pages are still in use."""
+        if not completion.drained:
+            return
+        if completion.reason is Reason.COPY_FAILED:
+            raise TransferFailed(completion.operation, -1, f"the copy failed on rank {completion.rank}")
+        agreed, operation = self._agreed, completion.operation
+        agreed.rounds.event(f"done {operation}")
+        if not agreed.outgoing.completed(operation) and not agreed.incoming.completed(operation):
+            agreed.storage.completed(operation)
+
+    def _report_copies(self) -> None:
+        agreed, controller = self._agreed, self.cache_controller
+        agreed.outgoing.report(controller.ack_write_queue)
+        agreed.incoming.report(controller.ack_load_queue)
+
+    def _index_digest(self) -> int:
+        """What is cheap to read and differs soon after two trees have parted."""
+        core = self.tree_core
+        values = (core.evictable_size(), core.protected_size(), core.write_back_duplicate_reclaim_digest)
+        return sum(value * factor for value, factor in zip(values, _MIX, strict=True)) & _MASK
+
+    # --- writes to the host ---------------------------------------------------------------------------------------
+
+    def _execute_and_commit_kv_backup(self, action: Any, write_back: bool = False) -> int:
+        """Write-through: an intent, decided by a later verdict. Write-back: now, on the agreed capacity."""
+        if not write_back:
+            self._agreed.writes.intend(action.node_ids)
+            return 0
+        written = 0
+        for node_id in action.node_ids:
+            device_slots, transfers = self.tree_core.build_backup_spec(node_id)
+            slots = len(device_slots)
+            if not slots and not transfers:
+                continue
+            if not self.make_host_room(slots):
+                return 0
+            self._agreed.capacity.take_host(slots)
+            written = super()._execute_and_commit_kv_backup(BackupKV([node_id]), write_back=True)
+            if not written:
+                _broken_promise("write-back", slots)
+        return written
+
+    def make_host_room(self, slots: int) -> bool:
+        """Evicts, the same nodes on every rank, until `slots` are free on all. False: there is not enough to evict."""
+        capacity = self._agreed.capacity
+        short = slots - capacity.host_available()
+        if short > 0:
+            self.evict_host(short)
+        return capacity.host_available() >= slots
+
+    def evict_host(self, num_tokens: int, *component: Any) -> int:
+        """Called at the same point with the same number on every rank, so the same nodes go."""
+        evicted: int = super().evict_host(num_tokens, *component)
+        if self.agreement is not None and evicted:
+            self.agreement.capacity.return_host(evicted)
+            self.agreement.rounds.event(f"evict-host {num_tokens} {evicted}")
+        return evicted
+
+    def writing_check(self, write_back: bool = False, finish_count: int | None = None) -> None:
+        """Copies end with a verdict. Only write-back waits for this rank's own, at the same point on every rank."""
+        if write_back and self.is_write_back:
+            super().writing_check(write_back=True)
+
+    def backup_kv_cache(self, req: Any) -> Any:
+        """Retraction: a copy of the request's KV on the host of every rank, or (None) of none."""
+        slots = -(-(req.seqlen - 1) // self.page_size) * self.page_size
+        if not self.make_host_room(slots):
+            return None
+        self._agreed.capacity.take_host(slots)
+        backup = super().backup_kv_cache(req)
+        if backup is None:
+            _broken_promise("retraction", slots)
+        return backup
+
+    # --- load-back and eviction -----------------------------------------------------------------------------------
+
+    def load_back(self, node_id: int, mem_quota: int | None = None, req: Any = None) -> bool:
+        """Decided at once, on device slots that every rank has."""
+        loaded: bool = super().load_back(node_id, mem_quota, req)
+        rounds = self._agreed.rounds
+        if loaded:
+            operation = rounds.name(OperationKind.LOAD_BACK)
+            self._agreed.incoming.begin(operation, [node_id])
+            rounds.event(operation)
+        else:
+            rounds.event(f"no load-back {node_id}")
+        return loaded
+
+    def loading_check(self, finish_count: int | None = None) -> None:
+        """Loads end with a verdict."""
+
+    def _evict(self, params: Any, *args: Any, **options: Any) -> Any:
+        result = super()._evict(params, *args, **options)
+        if self.agreement is not None and result.num_tokens_evicted:
+            self.agreement.rounds.event(f"evict {result.num_tokens_evicted}")
+        return result
+
+    def insert(self, params: Any) -> Any:
+        result = super().insert(params)
+        if self.agreement is not None:
+            self.agreement.rounds.event(f"insert {len(params.key)} {result.prefix_len}")
+        return result
+
+    # --- storage --------------------------------------------------------------------------------------------------
+
+    def _take_from_storage(self) -> None:
+        """Takes what every rank has: the same hits, landed pages and backups, and pages that nothing uses any more."""
+        storage = self._agreed.storage
+        storage.report()
+        hits, landed, backups = storage.take()
+        self._drain_storage_control_queues_impl(
+            n_storage_hit=hits,
+            n_ack_prefetch=landed,
+            n_backup=backups,
+            n_release=None,
+            extra_release_counts=dict.fromkeys(self.cache_controller.extra_host_mem_release_queues),
+            log_metrics=True,
+        )
+
+    def drain_storage_control_queues(self) -> None:
+        """Done by each step's verdict."""
+
+    def _allocate_storage_hit(
+        self, operation: Any, hit_tokens: int, *, allow_partial: bool, min_tokens: int, evict_host: Callable[[int], int]
+    ) -> tuple[Any, int]:
+        """Host slots for what storage has: as many as every rank can give."""
+        self.make_host_room(hit_tokens)
+        capacity = self._agreed.capacity
+        available = capacity.host_available()
+        slots = min(hit_tokens, available - available % self.page_size)
+        if slots < hit_tokens and (not allow_partial or slots < min_tokens):
+            return None, slots
+        capacity.take_host(slots)
+        host_slots = self.cache_controller.alloc_prefetch_host_buffers(operation, slots)
+        if host_slots is None:
+            _broken_promise("storage prefetch", slots)
+        return host_slots, slots
+
+    def _can_terminate_prefetch(self, operation: Any) -> bool:
+        if self.prefetch_stop_policy == "timeout":
+            return self._agreed.storage.expired(operation)
+        return bool(super()._can_terminate_prefetch(operation))
+
+    def _handle_prefetch_result(self, operation: Any) -> None:
+        super()._handle_prefetch_result(operation)
+        self._agreed.storage.forget(operation)
+
+    def _retire_ongoing_prefetch(self, request: Any, host_indices: Any, extra_pools: Any) -> None:
+        operation = self.ongoing_prefetch[request].operation
+        super()._retire_ongoing_prefetch(request, host_indices, extra_pools)
+        self._agreed.storage.forget(operation)
+
+    def _log_storage_metrics(self) -> None:
+        statistics = self.cache_controller.storage_backend.get_stats()
+        if statistics is not None:
+            if not hasattr(statistics, "prefetch_stats"):
+                statistics.prefetch_stats = self.prefetch_outcome_stats_snapshot()
+            self.storage_metrics_collector.log_storage_metrics(statistics)
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Called on every rank at the same point; what was open is answered and forgotten."""
+        super().reset()
+        if self.agreement is not None:
+            self.agreement.reset()
+
+    def shutdown(self) -> None:
+        """Detaches storage as SGLang does, and leaves the group. Harmless when repeated."""
+        super().shutdown()
+        if self.agreement is not None:
+            self.agreement.rounds.close()
+
+    # --- what must not be used any more ---------------------------------------------------------------------------
+
+    def _all_reduce_attn_groups(self, tensor: Any, op: Any) -> NoReturn:
+        raise InvariantBroken("the scheduler thread uses no collective", "_all_reduce_attn_groups was called")
+
+    def _pp_sync(self, data: Any) -> NoReturn:
+        raise InvariantBroken("the scheduler thread uses no collective", "_pp_sync was called")
+
+
+def _group_suffix(server_args: Any) -> str:
+    """With data-parallel attention every data-parallel rank has a scheduler, and so a group, of its own."""
+    if not server_args.enable_dp_attention:
+        return ""
+    from sglang.srt.runtime_context import get_parallel
+
+    return f"-dp{get_parallel().attn_dp_rank}"
+
+
+def _never_none(what: str, allocate: Callable[..., Any]) -> Callable[..., Any]:
+    """An allocation that the agreed capacity covers. That it fails is a broken invariant, never a rank's own outcome."""
+
+    def allocated(*args: Any, **options: Any) -> Any:
+        result = allocate(*args, **options)
+        if result is None:
+            _broken_promise(what, len(options.get("host_indices", ())))
+        return result
+
+    return allocated
+
+
+def _broken_promise(what: str, slots: int) -> NoReturn:
+    detail = f"{what} of {slots} slots is covered by the agreed capacity and failed on this rank"
+    raise InvariantBroken("what is covered can be allocated on every rank", detail)

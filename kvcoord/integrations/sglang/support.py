@@ -1,0 +1,81 @@
+"""What of SGLang this integration covers: refusals that say why and what to do, and what all ranks must have in common.
+
+A configuration that is not covered is refused when the engine starts. It is never run with decisions that one rank
+takes alone.
+"""
+
+from typing import Any
+
+from kvcoord.errors import UsageError
+from kvcoord.integrations.sglang.topology import Topology
+
+_INSTEAD = "start this engine without --radix-cache-backend kvcoord until a release of kvcoord supports it"
+
+
+def refuse_before_building(context: Any) -> None:
+    """Checks SGLang's TreeCacheBuildContext. Raises UsageError for the first thing that is not supported."""
+    arguments = context.server_args
+    if context.disable_radix_cache:
+        _refuse("--disable-radix-cache", True, "leaves nothing to agree on: drop it or --radix-cache-backend kvcoord")
+    if not context.enable_hierarchical_cache:
+        fix = "kvcoord agrees on the host tier: add --enable-hierarchical-cache or drop --radix-cache-backend kvcoord"
+        _refuse("--enable-hierarchical-cache", False, fix)
+    for flag in ("enable_lmcache", "enable_flexkv", "enable_unified_cache_external_linker"):
+        if getattr(arguments, flag, False):
+            _refuse(flag, True, f"has a cache of its own, which kvcoord does not know: drop it, or {_INSTEAD}")
+    if arguments.disaggregation_mode not in (None, "null"):
+        fix = f"prefill-decode disaggregation decides outside the cache's step: {_INSTEAD}"
+        _refuse("--disaggregation-mode", arguments.disaggregation_mode, fix)
+    if context.is_hybrid_swa or context.is_hybrid_ssm:
+        kind = "sliding-window" if context.is_hybrid_swa else "mamba"
+        _refuse("model", kind, f"its {kind} pools reclaim room inside a reservation, rank by rank: {_INSTEAD}")
+
+
+def refuse_unsupported(cache: Any, arguments: Any) -> None:
+    """Checks the cache once SGLang has set it up. Raises UsageError for the first thing that is not supported."""
+    if cache.host_memory_mode != "cache":
+        fix = f"kvcoord agrees on a host tier, not on staging: use cache, or {_INSTEAD}"
+        _refuse("--hicache-host-memory-mode", cache.host_memory_mode, fix)
+    if len(cache.tree_components) != 1:
+        names = [str(component) for component in cache.tree_components]
+        _refuse("tree components", names, f"only full attention is supported: {_INSTEAD}")
+    if not hasattr(cache.token_to_kv_pool_allocator, "available_size"):
+        _refuse("allocator", type(cache.token_to_kv_pool_allocator).__name__, f"is not known: {_INSTEAD}")
+    if cache.cache_controller.is_kv_sharded:
+        _refuse("--enable-kv-cache-sharding", True, f"host slots then belong to single ranks: {_INSTEAD}")
+    own = [
+        str(entry.name)
+        for entry in cache.cache_controller.mem_pool_host.entries
+        if not entry.is_primary_index_anchor and entry.host_evict_fn is not None
+    ]
+    if own:
+        _refuse("host pools", own, f"these pools evict inside a reservation, rank by rank: {_INSTEAD}")
+    if cache.cache_controller.mem_pool_host.anchor_entry.host_pool.shared_allocation_domain is not None:
+        _refuse("host pool", "shared arena", f"its room is counted in bytes of several pools: {_INSTEAD}")
+
+
+def lag_min(arguments: Any, topology: Topology) -> int:
+    """How many steps the first stage of this engine may be ahead of the last one: the smallest lag that never waits."""
+    if topology.pp == 1:
+        return 1
+    return topology.pp + int(getattr(arguments, "pp_async_batch_depth", 0) or 0)
+
+
+def settings_fingerprint(cache: Any, arguments: Any) -> dict[str, str | int]:
+    """What all ranks must have set alike, by the name it has in SGLang."""
+    import sglang
+
+    return {
+        "sglang": sglang.__version__,
+        "page_size": cache.page_size,
+        "tree_core": type(cache.tree_core).__name__,
+        "hicache_write_policy": cache.cache_controller.write_policy,
+        "write_through_threshold": cache.write_through_threshold,
+        "radix_eviction_policy": str(arguments.radix_eviction_policy),
+        "hicache_storage_backend": str(arguments.hicache_storage_backend),
+        "hicache_storage_prefetch_policy": cache.prefetch_stop_policy,
+    }
+
+
+def _refuse(field: str, value: object, fix: str) -> None:
+    raise UsageError(field, value, fix)
