@@ -9,7 +9,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on counts and sizes: they bound the memory of the coordinator and of every rank."""
 
     operations_open_max: PositiveInt = 4096
-    """Operations of one group that may be undecided or copying at once; the next one is aborted (limit)."""
+    """Operations of one group that may be undecided or copying at once, and leases of one engine; the next one is
+    aborted (limit)."""
 
     decisions_kept_max: PositiveInt = 4096
     """Past decisions of one group kept for ranks that ask for them again."""
@@ -31,6 +32,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     pages_per_operation_max: PositiveInt = 65536
     """Pages that one operation may name."""
+
+    calls_waiting_max: PositiveInt = 65536
+    """Calls of one engine that may wait in its worker; more are refused."""
 
     recorder_events_max: PositiveInt = 65536
     """Events that the flight recorder of one process remembers."""

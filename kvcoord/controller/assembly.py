@@ -95,6 +95,7 @@ def make_machine(
             policy=group.write_policy,
             write_hits_min=group.write_hits_min,
             lockstep=group.lockstep,
+            operations_max=config.limits.operations_open_max,
             immediate_allowed=group.pp == 1 or not group.lockstep,
         )
         watch(state)
@@ -102,4 +103,4 @@ def make_machine(
             return StreamingCache(state, config.limits.decisions_kept_max), consensus
         return Cache(state), consensus
 
-    return WorkerMachine(make_cache, rank, group.name, group.divergence, config.limits.pages_per_operation_max)
+    return WorkerMachine(make_cache, rank, group.name, group.divergence, config.limits)

@@ -93,6 +93,8 @@ class Cache:
 
     def allocate(self, count: int, call: Call) -> None:
         """Device slots for pages without a key yet."""
+        if count < 0:
+            raise UsageError("count", count, "allocate a number of pages that is not negative")
         state = self.state
         operation = f"{OperationKind.ALLOCATE}/{state.next_serial()}/0"
         covered = self.room.make(Tier.DEVICE, count, ())
@@ -125,6 +127,8 @@ class Cache:
 
     def evict(self, tier: Tier, count: int, call: Call) -> None:
         """Takes up to `count` pages off a tier, the same on every rank."""
+        if count < 0:
+            raise UsageError("count", count, "evict a number of pages that is not negative")
         self.state.reply(call, Evicted(self.room.evict(tier, count)))
 
     # --- the group's word -----------------------------------------------------------------------------------------
@@ -262,3 +266,4 @@ class Cache:
             raise UsageError("slots", lengths, f"give one list for each of the {len(pools)} pools, equally long")
         if pages_max is not None and lengths[0] > pages_max:
             raise UsageError("slots", lengths, f"there are only {pages_max} page keys")
+        self.state.pools.check_owner(Tier.DEVICE, slots, ENGINE)

@@ -59,6 +59,9 @@ class Loads:
         wanted = self._look(keys, call, landed)
         op, state = wanted.operation, self._state
         pages = wanted.pages_missing
+        if state.at_limit():
+            self._abort(wanted, Decision(op.id, Outcome.ABORT, 0, None, Reason.LIMIT, state.rank), Path.COVERED)
+            return
         covered = self._room.make(Tier.DEVICE, pages, keys)
         if not covered and not state.immediate_allowed:
             shortfall = {pool.name: pages - state.consensus.available(Tier.DEVICE) for pool in state.pools.device}
@@ -150,6 +153,11 @@ class Loads:
             keys,
             [run for segment in on_host for run in self._unloaded(keys, segment)],
         )
+        if state.at_limit():
+            aborted = Decision(op.id, Outcome.ABORT, 0, None, Reason.LIMIT, state.rank)
+            state.count(op.kind, Path.COVERED, aborted)
+            state.reply(call, Loaded(outcome_of(aborted, Path.COVERED), op.id, 0))
+            return
         if any(len(held) < op.pages for held in slots):
             raise UsageError("slots", [len(held) for held in slots], f"{op.pages} pages are to be loaded: match first")
         op.tick, op.path = state.tick, Path.COVERED

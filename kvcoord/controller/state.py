@@ -59,6 +59,7 @@ class CacheState:
         write_hits_min: int,
         lockstep: bool,
         immediate_allowed: bool,
+        operations_max: int,
     ) -> None:
         self.rank = rank
         self.tree = tree
@@ -71,6 +72,7 @@ class CacheState:
         """Whether the engine's steps are rounds. Without, its device slots are its own and no device page is known."""
         self.immediate_allowed = immediate_allowed
         """Whether a step may wait for a vote: not across pipeline stages, where it would be a circular wait."""
+        self._operations_max = operations_max
         self.tick = 0
         self.serial = 0
         self.operations: dict[OperationId, Operation] = {}
@@ -88,6 +90,10 @@ class CacheState:
         """A number for the next operation: the same on every rank, since all issue the same operations in order."""
         self.serial += 1
         return self.serial
+
+    def at_limit(self) -> bool:
+        """Whether so much is open that the next operation has to be aborted: the same on every rank in lockstep."""
+        return len(self.operations) >= self._operations_max or len(self.leases) >= self._operations_max
 
     def leaving(self) -> bool:
         """Whether copies run out of device slots that were given up: those slots will be free without more ado."""

@@ -13,7 +13,7 @@ from kvcoord.controller.operations import Call, Operation, Phase, runs_of
 from kvcoord.controller.state import CacheState, joined, outcome_of, with_error
 from kvcoord.controller.tiers import INDEX
 from kvcoord.controller.transfers import Transfers
-from kvcoord.domain import Agreement, OperationId, OperationKind, Outcome, PageKey, Path, Reason, Tier
+from kvcoord.domain import Aborted, Agreement, OperationId, OperationKind, Outcome, PageKey, Path, Reason, Tier
 from kvcoord.errors import UsageError
 from kvcoord.memory.reservation import Refusal
 from kvcoord.protocol.local import Loaded, Matched, Slots, Written
@@ -66,6 +66,9 @@ class StreamingCache:
         first = self._first(keys, slots, name)
         if name in self._asked:
             raise UsageError("operation", name, "is open already: give every operation an id of its own")
+        if self.state.at_limit():
+            self.state.reply(call, Written(self._limited(name), name, 0))
+            return
         self._asked[name] = _Asked(keys, first, slots, call)
         self._reserve_write(name, 1 if name in self._retried_elsewhere else 0)
 
@@ -75,6 +78,9 @@ class StreamingCache:
         first = self._first(keys, slots, name)
         if name in state.operations:
             raise UsageError("operation", name, "is open already: give every operation an id of its own")
+        if state.at_limit():
+            state.reply(call, Loaded(self._limited(name), name, 0))
+            return
         pages = self._held(keys, first)
         op = Operation(OperationKind.LOAD_BACK, 0, 0, Tier.DEVICE, keys, [(first, pages)] if pages else [])
         op.id, op.path, op.asked_by, op.fixed = name, Path.IMMEDIATE, call, tuple(slots)
@@ -267,6 +273,10 @@ class StreamingCache:
         decision = self.state.consensus.propose(vote, deferred=False)
         if decision is not None:
             self._settle(decision)
+
+    def _limited(self, name: OperationId) -> Aborted:
+        """The answer to one operation too many. This rank does not vote on it, so it commits nowhere."""
+        return Aborted(name, Path.IMMEDIATE, Reason.LIMIT, self.state.rank)
 
     def _held(self, keys: list[PageKey], first: int) -> int:
         """Pages from `first` on that are on the host here and not set aside."""

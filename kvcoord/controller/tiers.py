@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from kvcoord.domain import PoolName, Tier
+from kvcoord.errors import UsageError
 from kvcoord.memory.reservation import Refusal, Reservation, reserve
 from kvcoord.memory.slots import SlotPool
 
@@ -43,6 +44,15 @@ class TierPools:
     def slots(self, tier: Tier, reservation: Reservation) -> tuple[list[int], ...]:
         """A reservation's slots in pool order."""
         return tuple([reservation.slots[pool.name] for pool in self.of(tier)])
+
+    def check_owner(self, tier: Tier, slots: Sequence[Sequence[int]], owner: str) -> None:
+        """Raises UsageError, naming the first slot that is not `owner`'s or is named twice."""
+        for pool, held in zip(self.of(tier), slots, strict=True):
+            seen: set[int] = set()
+            for slot in held:
+                if slot in seen or not 0 <= slot < pool.capacity or pool.owner(slot) != owner:
+                    raise UsageError(f"slots of {pool.name}", slot, "name slots from allocate, each once")
+                seen.add(slot)
 
     def free_slots(self, tier: Tier, slots: Sequence[Sequence[int]], owner: str) -> None:
         """Gives used slots back, one list per pool."""

@@ -8,16 +8,16 @@ calls at the same logical points. Messages, heartbeats and copies go on meanwhil
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from kvcoord.config.limits import Limits
 from kvcoord.controller.agreements import Agreements
 from kvcoord.controller.cache import Cache
+from kvcoord.controller.calls import page_keys, serve, serve_streaming
 from kvcoord.controller.consensus import AgreedConsensus, Consensus
 from kvcoord.controller.effects import CacheEffect, Reply
 from kvcoord.controller.streaming import StreamingCache
 from kvcoord.domain import (
-    PAGE_KEY_BYTES,
     DivergencePolicy,
     OperationId,
-    PageKey,
     Path,
     Reason,
 )
@@ -36,21 +36,13 @@ from kvcoord.protocol.effects import (
     SendUp,
 )
 from kvcoord.protocol.local import (
-    Acquire,
     Advance,
     Advanced,
     Agree,
-    Allocate,
     Call,
-    Evict,
     Failed,
-    Free,
-    LoadBack,
     Match,
-    Release,
-    WriteThrough,
     failed,
-    split_keys,
 )
 from kvcoord.protocol.messages import Completion, Decision, FromCoordinator, Verdict
 from kvcoord.protocol.rank import RankMachine, RankState
@@ -70,7 +62,7 @@ class WorkerMachine:
     """
 
     def __init__(
-        self, make_cache: MakeCache, rank: RankMachine | None, group: str, policy: DivergencePolicy, pages_max: int
+        self, make_cache: MakeCache, rank: RankMachine | None, group: str, policy: DivergencePolicy, limits: Limits
     ) -> None:
         self.cache, self.consensus = make_cache()
         self.rank = rank
@@ -85,7 +77,8 @@ class WorkerMachine:
         self.first_divergence: DivergenceSeen | None = None
         self._make_cache = make_cache
         self._policy = policy
-        self._pages_max = pages_max
+        self._pages_max = limits.pages_per_operation_max
+        self._calls_max = limits.calls_waiting_max
         self._queue: deque[tuple[int, int, Call]] = deque()
         self._begun = rank is None
         self._unanswered: dict[tuple[int, int], None] = {}
@@ -108,7 +101,11 @@ class WorkerMachine:
 
     def call(self, session: int, number: int, call: Call, now: float) -> list[WorkerEffect]:
         """One call of the engine. Answered in this event or a later one, exactly once."""
-        self._queue.append((session, number, call))
+        if len(self._queue) >= self._calls_max:
+            fix = f"at most calls_waiting_max={self._calls_max} may wait: wait for answers first"
+            self.cache.state.reply((session, number), failed(UsageError("calls", len(self._queue), fix)))
+        else:
+            self._queue.append((session, number, call))
         return self._after([], now)
 
     def receive(self, message: FromCoordinator, now: float) -> list[WorkerEffect]:
@@ -244,7 +241,7 @@ class WorkerMachine:
         """One call. False: it has to wait, and is tried again after the next event."""
         cache = self.cache
         if isinstance(call, Match):
-            cache.match(self._keys(call.keys), who)
+            cache.match(page_keys(call.keys, self._pages_max), who)
             return True
         if not self._begun:
             return False
@@ -255,46 +252,12 @@ class WorkerMachine:
             self._agreements.propose(call, who, self.cache.state, self.consensus)
             return True
         if isinstance(cache, StreamingCache):
-            self._take_streaming(cache, call, who)
+            serve_streaming(cache, call, who, self._pages_max)
             return True
         if isinstance(call, Advance):
             return self._advance(cache, call.step, who)
-        if isinstance(call, Acquire):
-            cache.acquire(self._keys(call.keys), who, landed=call.landed)
-        elif isinstance(call, WriteThrough):
-            if call.lease:
-                cache.write_lease(call.lease, who, deferred=call.deferred)
-            else:
-                cache.write_slots(self._keys(call.keys), call.slots, who, deferred=call.deferred)
-        elif isinstance(call, Release):
-            cache.release(call.lease, who)
-        elif isinstance(call, Allocate):
-            cache.allocate(call.count, who)
-        elif isinstance(call, Free):
-            cache.free(call.slots, who)
-        elif isinstance(call, Evict):
-            cache.evict(call.tier, call.count, who)
-        elif isinstance(call, LoadBack):
-            cache.load_slots(self._keys(call.keys), call.slots, who, landed=call.landed)
-        else:
-            raise UsageError("call", type(call).__name__, "is answered by the worker process, not by its machine")
+        serve(cache, call, who, self._pages_max)
         return True
-
-    def _take_streaming(self, cache: StreamingCache, call: Call, who: tuple[int, int]) -> None:
-        if isinstance(call, WriteThrough) and not call.lease:
-            cache.write(self._keys(call.keys), call.slots, call.operation, who)
-        elif isinstance(call, LoadBack):
-            cache.load(self._keys(call.keys), call.slots, call.operation, who, landed=call.landed)
-        else:
-            raise UsageError("call", type(call).__name__, "needs a group in lockstep: set group.lockstep=true")
-
-    def _keys(self, joined: bytes) -> list[PageKey]:
-        if not joined or len(joined) % PAGE_KEY_BYTES:
-            raise UsageError("keys", len(joined), f"give one or more page keys of {PAGE_KEY_BYTES} bytes each")
-        if len(joined) > PAGE_KEY_BYTES * self._pages_max:
-            pages = len(joined) // PAGE_KEY_BYTES
-            raise UsageError("keys", pages, f"name at most pages_per_operation_max={self._pages_max} pages in one call")
-        return split_keys(joined)
 
     # --- rounds ---------------------------------------------------------------------------------------------------
 
@@ -303,6 +266,7 @@ class WorkerMachine:
         completed = self._end_alone()
         due = None
         if self.rank is not None:
+            self.rank.rounds.check_follows(step)
             due = self.rank.rounds.due(step)
             verdict = None if due is None else self.rank.rounds.verdict(due)
             if due is not None and verdict is None:

@@ -40,6 +40,11 @@ class Writes:
         if not runs:
             self._tell(op, call, Committed(op.id, Path.COVERED))
             return
+        if self._state.at_limit():
+            decision = Decision(op.id, Outcome.ABORT, 0, None, Reason.LIMIT, self._state.rank)
+            self._state.count(op.kind, Path.COVERED, decision)
+            self._tell(op, call, outcome_of(decision, Path.COVERED))
+            return
         op.tick = tick
         op.deferred = deferred or not self._state.immediate_allowed
         op.asked_by = call

@@ -233,20 +233,20 @@ class Membership:
 
     def _admit(self, peer: bytes, hello: Hello, now: float) -> list[CoordinatorEffect]:
         """A group of another world size is made anew, by whoever keeps the groups, when this Hello is said again."""
-        effects: list[CoordinatorEffect] = []
-        if hello.rank in self.members:
-            effects += self.lose(hello.rank, f"rank {hello.rank} joins again", now)
-        if hello.world_size != self.world_size:
-            return effects
         contender = self._contenders.pop(hello.rank, None)
         if contender is not None:
             self._release(contender.peer)
+        if hello.rank in self.members:
+            effects = self.lose(hello.rank, f"rank {hello.rank} joins again", now)
+            return effects + self.hello(peer, hello, now)
+        if hello.world_size != self.world_size:
+            return []
         member = self.members[hello.rank] = Member(peer, hello, now)
         self._ranks[peer] = hello.rank
         self.peers = tuple(self.members[rank].peer for rank in sorted(self.members))
         self._number = max(self._number, epoch_number(hello.epoch))
-        effects.append(Note("hello", "", {"rank": hello.rank, "incarnation": hello.incarnation}))
-        return effects + self._answer(member, now)
+        note = Note("hello", "", {"rank": hello.rank, "incarnation": hello.incarnation})
+        return [note, *self._answer(member, now)]
 
     def _answer(self, member: Member, now: float) -> list[CoordinatorEffect]:
         """To a Hello of a member. One in an active group can only be a late copy, and its sender is past it."""

@@ -42,8 +42,7 @@ class RankRounds:
         Raises UsageError when steps do not follow each other (lockstep engines number them densely), and when this rank
         would be more than `lag` rounds ahead of the last verdict.
         """
-        if self.last_frame >= 0 and round_number != self.last_frame + 1:
-            raise UsageError("step", round_number, f"steps follow each other: the next one is {self.last_frame + 1}")
+        self.check_follows(round_number)
         if len(self._frames) >= max(self.lag, 1):
             raise UsageError("step", round_number, f"lag={self.lag}: verdict {self.verdict_next} has to come first")
         if self.first_round < 0:
@@ -57,6 +56,11 @@ class RankRounds:
         self._acks.clear()
         self._frames[round_number] = (frame, now)
         return frame
+
+    def check_follows(self, step: int) -> None:
+        """Raises UsageError when this is not the step after the last one. To be asked before its verdict is applied."""
+        if self.last_frame >= 0 and step != self.last_frame + 1:
+            raise UsageError("step", step, f"steps follow each other: the next one is {self.last_frame + 1}")
 
     def _frame_after_verdict(self, epoch: int, round_number: int, free: list[int], digest: int) -> Frame:
         """A frame of a round that was closed without this rank, which has learned so from another rank's report.

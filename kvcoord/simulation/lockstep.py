@@ -79,6 +79,8 @@ class LockstepEngine:
         self._drained_steps = 0
         self._index = 0
         self._waiting_to_step = False
+        self._overslept = False
+        """A step was due in a pause."""
         stage = rank.number // world.shape.group.tp
         self._skew_s = stage * world.shape.think_s
 
@@ -117,17 +119,22 @@ class LockstepEngine:
         self.asked.clear()
         self._held.clear()
         self._waiting_to_step = False
+        self._overslept = False
 
     def resume(self) -> None:
         """Goes on after a pause."""
         self.paused = False
-        if self._waiting_to_step:
+        if self._overslept:
+            self._overslept = False
             self._next_step(self.session)
 
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def _next_step(self, session: int) -> None:
-        if session != self.session or self.paused:
+        if session != self.session:
+            return
+        if self.paused:
+            self._overslept = True
             return
         self._waiting_to_step = False
         self._index = 0

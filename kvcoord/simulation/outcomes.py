@@ -46,7 +46,7 @@ class AgreementPromise(Promise):
         self._outcomes: dict[tuple[int, OperationId], tuple[Outcome, str]] = {}
 
     def answered(self, rank: "SimulatedRank", where: Where, call: Call, answer: Answer) -> None:
-        for outcome in outcomes_of(answer):
+        for outcome in map(_without_own_rank, outcomes_of(answer)):
             held, by = self._outcomes.setdefault((where[0], outcome.operation), (outcome, rank.name))
             if not self._same(held, outcome):
                 raise self.broken(f"{by} was told {held}, {rank.name} {outcome}", outcome.operation)
@@ -176,8 +176,19 @@ def combined(agreement: Agreement, values: list[Value]) -> Value:
     return max(numbers) if agreement is Agreement.MAX else min(numbers)
 
 
+def _without_own_rank(outcome: Outcome) -> Outcome:
+    """Where all ranks are at a limit together, each names itself."""
+    if isinstance(outcome, Aborted) and outcome.reason is Reason.LIMIT and outcome.path is Path.COVERED:
+        return msgspec.structs.replace(outcome, rank=-1)
+    return outcome
+
+
 def _common(answer: Answer) -> Answer:
-    fields = {name: value for name, value in _OWN_MATTERS.items() if hasattr(answer, name)}
+    fields: dict[str, object] = {name: value for name, value in _OWN_MATTERS.items() if hasattr(answer, name)}
+    if isinstance(answer, Advanced):
+        fields["outcomes"] = list(map(_without_own_rank, answer.outcomes))
+    elif getattr(answer, "outcome", None) is not None:
+        fields["outcome"] = _without_own_rank(next(outcomes_of(answer)))
     return msgspec.structs.replace(answer, **fields) if fields else answer
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 OPEN_MAX = 4
 """Calls that one engine has open at once."""
 
+AHEAD_MAX = 3
+"""An engine that begins anew goes on so many operations before the foremost of the others."""
+
 DISORDER = 3.0
 """How many operations an engine may be ahead of the common order with one of them."""
 
@@ -64,6 +67,7 @@ class StreamingEngine:
 
     def _begin(self) -> None:
         self._drop()
+        self.step = max(0, *(engine.step - AHEAD_MAX for engine in self._world.engines))
         self._rank.register()
         self._world.agenda.after(self._random.random() * 0.05, partial(self._move, self.session))
 

@@ -5,6 +5,7 @@ from collections import deque
 import msgspec
 
 from kvcoord.config.group import GroupConfig
+from kvcoord.config.limits import Limits
 from kvcoord.config.process import WorkerConfig
 from kvcoord.controller.assembly import make_worker
 from kvcoord.controller.effects import Reply, StartCopy
@@ -25,12 +26,14 @@ class Cluster:
     def __init__(self, ranks: int, device: int, host: int | list[int], **group: object) -> None:
         hosts = host if isinstance(host, list) else [host] * ranks
         pools = [{"name": "kv", "page_bytes": 64, "layers": 1}]
+        limits = msgspec.convert(group.pop("limits", {}), Limits)
         config = msgspec.convert({"world_size": ranks, "pools": pools, **group}, GroupConfig)
         self.lag = config.lag
         self.now = 0.0
         self.coordinator = CoordinatorMachine(1, GroupLimits())
         self.configs = [
-            WorkerConfig(group=config, rank=rank, device_pages=device, host_pages=hosts[rank]) for rank in range(ranks)
+            WorkerConfig(group=config, rank=rank, device_pages=device, host_pages=hosts[rank], limits=limits)
+            for rank in range(ranks)
         ]
         self.workers: list[WorkerMachine] = [make_worker(self.configs[rank], rank + 7) for rank in range(ranks)]
         self.answers: list[dict[int, Answer]] = [{} for _ in range(ranks)]

@@ -80,3 +80,18 @@ def test_pipeline_stages_stay_equal_without_immediate_votes(seed: int) -> None:
         key for worker in cluster.workers for key in worker.cache.state.counters.decisions if key[1] == "immediate"
     ]
     assert immediate == []
+
+
+def test_one_operation_too_many_is_aborted_on_all_ranks_alike() -> None:
+    cluster = Cluster(2, device=64, host=64, limits={"operations_open_max": 2})
+    answers = [cluster.ask(Acquire(join_keys(block_page_keys([prompt])))) for prompt in range(3)]
+    for rank in range(2):
+        last = answers[2][rank][0]
+        assert isinstance(last, Acquired)
+        assert str(last.outcome) == f"allocate/3/0 aborted (limit, rank {rank})"
+    leases = [answer[0][0] for answer in answers[:2]]
+    for lease in leases:
+        assert isinstance(lease, Acquired)
+        cluster.ask(Release(lease.lease))
+    cluster.settle()
+    cluster.check()

@@ -11,8 +11,7 @@ from tests.dma.pools import Pools
 def pools() -> Iterator[Pools]:
     pools = Pools()
     yield pools
-    pools.device.close()
-    pools.host.close()
+    pools.close()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """A real GPU for tests, where there is one, and the reason why not, where there is none."""
 
 from array import array
+from ctypes import addressof, create_string_buffer
 from functools import cache
 
 from kvcoord.errors import KvcoordError
@@ -41,17 +42,17 @@ class GpuPools(HostPools):
         for layer in range(geometry.layer_count):
             for part in range(geometry.parts):
                 for slot in range(capacity):
-                    content = bytearray(pattern(geometry, layer, slot, part))
-                    self._move(array("Q", [_address(content)]), array("Q", [self._at(layer, slot, part)]))
+                    content = create_string_buffer(pattern(geometry, layer, slot, part), geometry.plane_bytes)
+                    self._move(addressof(content), self._at(layer, slot, part))
 
     @property
     def source(self) -> DevicePages:
         return self.device
 
     def device_page(self, layer: int, slot: int, part: int = 0) -> bytes:
-        found = bytearray(self.geometry.plane_bytes)
-        self._move(array("Q", [self._at(layer, slot, part)]), array("Q", [_address(found)]))
-        return bytes(found)
+        found = create_string_buffer(self.geometry.plane_bytes)
+        self._move(self._at(layer, slot, part), addressof(found))
+        return found.raw
 
     def close(self) -> None:
         self.device.close()
@@ -61,19 +62,11 @@ class GpuPools(HostPools):
     def _at(self, layer: int, slot: int, part: int) -> int:
         return self.device.planes[layer * self.geometry.parts + part] + slot * self.device.slot_stride
 
-    def _move(self, sources: "array[int]", destinations: "array[int]") -> None:
+    def _move(self, source: int, destination: int) -> None:
         stream, event = self._driver.open_stream(urgent=False), self._driver.make_event(shared=False)
-        self._driver.copy(stream, sources, destinations, array("Q", [self.geometry.plane_bytes]))
+        size_bytes = array("Q", [self.geometry.plane_bytes])
+        self._driver.copy(stream, array("Q", [source]), array("Q", [destination]), size_bytes)
         self._driver.record(event, stream)
         self._driver.synchronize(event)
         self._driver.drop_event(event)
         self._driver.close_stream(stream)
-
-
-def _address(content: bytearray) -> int:
-    address, _ = array_of(content).buffer_info()
-    return address
-
-
-def array_of(content: bytearray) -> "array[int]":
-    raise AssertionError

@@ -126,6 +126,19 @@ def test_the_answer_to_an_earlier_probe_does_not_refuse_a_later_newcomer() -> No
     assert refused == [Refused("duplicate_rank", "incarnation", 1, 3, 1, 1)]
 
 
+def test_of_two_that_claim_one_rank_only_one_becomes_its_member() -> None:
+    """A contender was admitted while the member joined again: two peers stood for one rank, and losing it broke."""
+    machine = coordinator()
+    working(machine)
+    machine.step(b"twin", hello(rank=1, incarnation=2), 1.0)
+    machine.step(b"again", hello(rank=1, incarnation=1), 1.0)
+    group = machine.groups["g"]
+    assert group.members[1].peer == b"again"
+    assert not group.holds(b"twin")
+    machine.gone(b"again", 2.0)
+    assert answers(machine.step(b"twin", Heartbeat(3, 0), 2.0), b"twin") == [Rejoin(7)]
+
+
 def test_the_next_life_on_the_same_connection_takes_the_place_of_the_former() -> None:
     machine = coordinator()
     peers = working(machine)

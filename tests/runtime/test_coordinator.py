@@ -163,13 +163,15 @@ async def test_a_frame_that_is_no_message_is_counted_and_harms_nobody(place: Pla
 
 async def test_a_frame_of_an_older_protocol_is_refused_and_told_which_is_spoken(place: Place) -> None:
     coordinator = await place.coordinator()
-    old, *_ = await place.ranks(2)
+    await place.ranks(2)
+    old = await place.rank(0, 2, group="old")
     old.send(b"\x00" + encode(Heartbeat(1, 0))[1:])
     await old.until(lambda: any(isinstance(effect, JoinFailed) for effect in old.effects))
     [refused] = [effect for effect in old.effects if isinstance(effect, JoinFailed)]
     assert (refused.reason, refused.field) == ("version", "protocol_version")
     assert coordinator.snapshot().ignored == {"version": 1}
     assert coordinator.snapshot().joins_refused == {"version": 1}
+    assert coordinator.snapshot().groups[0].ready
 
 
 async def test_an_oversized_frame_is_counted_and_not_decoded(place: Place) -> None:

@@ -1,0 +1,268 @@
+"""SGLang's own cache, controller and pools on a CPU, built as its scheduler builds them.
+
+Replaced, because a CPU has no such thing, and nothing of the cache's logic: the copy kernel by an index copy of torch,
+registered host memory by plain memory, and imports of packages for GPUs by stand-ins (`stubs`).
+"""
+
+import os
+import types
+import warnings
+from array import array
+from collections.abc import Sequence
+from typing import Any, Final
+
+from tests.sglang import stubs
+
+os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    stubs.install()
+    import sglang.srt.mem_cache.pool_host.common as host_common
+    import sglang.srt.mem_cache.pool_host.mha as host_mha
+    import torch
+    from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+    from sglang.srt.mem_cache.base_prefix_cache import (
+        EvictParams,
+        InitLoadBackParams,
+        InsertParams,
+        MatchPrefixParams,
+    )
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_tree_cache
+    from sglang.srt.runtime_context import SpawnRanks, publish
+    from sglang.srt.server_args import ServerArgs
+
+    from kvcoord.integrations.sglang import plugin
+    from kvcoord.integrations.sglang.cache import KvcoordRadixCache
+
+LAYERS: Final = 4
+HEADS: Final = 2
+HEAD_DIM: Final = 8
+
+KVCOORD: Final = plugin.BACKEND
+STOCK: Final = None
+
+plugin.register()
+
+
+def _copy_rows(
+    sources: Sequence[Any], destinations: Sequence[Any], source_rows: Any, destination_rows: Any, page_size: int
+) -> None:
+    for source, destination in zip(sources, destinations, strict=True):
+        destination[destination_rows] = source[source_rows]
+
+
+def _plain_memory(dims: Any, dtype: Any = None, **_: object) -> Any:
+    return torch.zeros(dims, dtype=dtype)
+
+
+host_mha.transfer_kv_direct = _copy_rows
+host_common.ALLOC_MEMORY_FUNCS["cpu"] = _plain_memory
+
+
+class Groups:
+    """The process groups of one rank, and where it stands in them."""
+
+    def __init__(self, rank: int = 0, tp: int = 1, pp: int = 1) -> None:
+        self.rank, self.tp, self.pp = rank, tp, pp
+        self.tp_rank, self.pp_rank = rank % tp, rank // tp
+        self.tp_group: Any = None
+        self.pp_group: Any = None
+
+    def open(self) -> None:
+        """Makes the groups; every rank calls it. torch.distributed is initialised."""
+        dist = torch.distributed
+        for stage in range(self.pp):
+            group = dist.new_group([stage * self.tp + rank for rank in range(self.tp)], backend="gloo")
+            if stage == self.pp_rank:
+                self.tp_group = group
+        for column in range(self.tp):
+            group = dist.new_group([stage * self.tp + column for stage in range(self.pp)], backend="gloo")
+            if column == self.tp_rank:
+                self.pp_group = group
+
+
+class Engine:
+    """One rank's cache, allocator and device pool, and what a scheduler does with them.
+
+    The KV of a token in layer l is `token + l` (V: its negative), so every row tells whose it is.
+    """
+
+    def __init__(
+        self,
+        groups: Groups | None = None,
+        *,
+        backend: str | None = KVCOORD,
+        device_slots: int = 256,
+        host_slots: int = 512,
+        page_size: int = 1,
+        write_policy: str = "write_through",
+        tree_core: str | None = None,
+        storage: str | None = None,
+        storage_options: str | None = None,
+        prefetch_policy: str = "best_effort",
+        **overrides: Any,
+    ) -> None:
+        groups = groups or Groups()
+        self.page_size = page_size
+        arguments = ServerArgs(
+            model_path="dummy",
+            device="cpu",
+            page_size=page_size,
+            tp_size=groups.tp,
+            pp_size=groups.pp,
+            enable_hierarchical_cache=True,
+            hicache_ratio=(host_slots - page_size) / device_slots,
+            hicache_size=0,
+            hicache_write_policy=write_policy,
+            hicache_io_backend="direct",
+            hicache_mem_layout="layer_first",
+            hicache_storage_backend=storage,
+            hicache_storage_backend_extra_config=storage_options,
+            hicache_storage_prefetch_policy=prefetch_policy,
+            radix_cache_backend=backend,
+            **overrides,
+        )
+        publish(arguments, role="test", ranks=SpawnRanks(world_rank=groups.rank))
+        self.kv = MHATokenToKVPool(
+            size=device_slots,
+            page_size=page_size,
+            dtype=torch.float32,
+            head_num=HEADS,
+            head_dim=HEAD_DIM,
+            layer_num=LAYERS,
+            device="cpu",
+            enable_memory_saver=False,
+        )
+        self.allocator = self._make_allocator(device_slots)
+        requests = ReqToTokenPool(size=16, max_context_len=4096, device="cpu", enable_memory_saver=False)
+        parameters = CacheInitParams(
+            disable=False,
+            req_to_token_pool=requests,
+            token_to_kv_pool_allocator=self.allocator,
+            page_size=page_size,
+            tp_cache_group=groups.tp_group,
+            pp_cache_group=groups.pp_group if groups.pp > 1 else None,
+            pp_rank=groups.pp_rank,
+            pp_size=groups.pp,
+            eviction_policy="lru",
+            tree_core_backend=tree_core,
+        )
+        worker = types.SimpleNamespace(register_hicache_layer_transfer_counter=lambda counter: None)
+        self.context = TreeCacheBuildContext(
+            server_args=arguments,
+            params=parameters,
+            is_hybrid_swa=False,
+            is_hybrid_ssm=False,
+            enable_hierarchical_cache=True,
+            disable_radix_cache=False,
+            tp_worker=worker,
+            model_config=None,
+            tp_size=groups.tp,
+            tp_rank=groups.tp_rank,
+            tp_group=groups.tp_group,
+        )
+        self.cache: Any = create_tree_cache(self.context)
+        self.cache.load_back_threshold = 0
+        for entry in self.cache.cache_controller.mem_pool_host.entries:
+            entry.host_pool.pin_memory = False
+
+    def _make_allocator(self, device_slots: int) -> Any:
+        options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "kvcache": self.kv, "need_sort": False}
+        if self.page_size == 1:
+            return TokenToKVPoolAllocator(size=device_slots, **options)
+        return PagedTokenToKVPoolAllocator(size=device_slots, page_size=self.page_size, **options)
+
+    @property
+    def host(self) -> Any:
+        return self.cache.cache_controller.mem_pool_host
+
+    @property
+    def controller(self) -> Any:
+        return self.cache.cache_controller
+
+    # --- what a scheduler does ------------------------------------------------------------------------------------
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.cache.check_hicache_events()
+
+    def match(self, tokens: Sequence[int]) -> Any:
+        return self.cache.match_prefix(MatchPrefixParams(key=key(tokens)))
+
+    def allocate(self, count: int) -> Any:
+        """Device slots, as SGLang's scheduler takes them: evict what is short, then allocate. None: not enough."""
+        short = count - self.allocator.available_size()
+        if short > 0:
+            self.cache.evict_for_alloc(EvictParams(num_tokens=short))
+            if self.allocator.available_size() < count:
+                return None
+        return self.allocator.alloc(count)
+
+    def insert(self, tokens: Sequence[int], start: int = 0) -> Any:
+        """Computes the KV of `tokens[start:]` and inserts the sequence. None: no room on the device."""
+        slots = self.allocate(len(tokens) - start)
+        if slots is None:
+            return None
+        self.stamp(slots, tokens[start:])
+        prefix = self.match(tokens)
+        slots = torch.cat([self.cache.path_device_indices(prefix.last_device_node)[:start], slots.to(torch.int64)])
+        return self.cache.insert(InsertParams(key=key(tokens), value=slots, prev_prefix_len=start))
+
+    def load_back(self, match: Any) -> tuple[int, int]:
+        """Loads what a match has on the host. Returns loaded tokens and the last node on the device."""
+        request = types.SimpleNamespace(
+            rid="request",
+            last_node=match.last_device_node,
+            swa_host_hit_length=0,
+            mamba_host_hit_length=0,
+            kv=types.SimpleNamespace(mamba_pool_idx=None),
+        )
+        loaded = self.cache.init_load_back(
+            InitLoadBackParams(
+                best_match_node=match.best_match_node, host_hit_length=match.host_hit_length, req=request
+            )
+        )
+        self.cache.ready_to_load_host_cache()
+        return loaded  # type: ignore[no-any-return]
+
+    def evict(self, count: int) -> int:
+        return int(self.cache.evict(EvictParams(num_tokens=count)).num_tokens_evicted)
+
+    # --- bytes ----------------------------------------------------------------------------------------------------
+
+    def stamp(self, slots: Any, tokens: Sequence[int]) -> None:
+        values = torch.tensor(list(tokens), dtype=torch.float32)[:, None, None]
+        for layer in range(LAYERS):
+            self.kv.k_buffer[layer][slots] = (values + layer).expand(-1, HEADS, HEAD_DIM)
+            self.kv.v_buffer[layer][slots] = -(values + layer).expand(-1, HEADS, HEAD_DIM)
+
+    def holds(self, node: int, tokens: Sequence[int]) -> bool:
+        """Do the device rows on the path to this node hold the KV of these tokens, on all layers?"""
+        slots = self.cache.path_device_indices(node)
+        values = torch.tensor(list(tokens[: len(slots)]), dtype=torch.float32)[:, None, None]
+        return all(
+            bool((self.kv.k_buffer[layer][slots] == values + layer).all())
+            and bool((self.kv.v_buffer[layer][slots] == -(values + layer)).all())
+            for layer in range(LAYERS)
+        )
+
+    def wipe(self) -> None:
+        """Overwrites every device row."""
+        for layer in range(LAYERS):
+            self.kv.k_buffer[layer].fill_(-1e9)
+            self.kv.v_buffer[layer].fill_(-1e9)
+
+    def close(self) -> None:
+        self.cache.shutdown()
+
+
+def key(tokens: Sequence[int]) -> Any:
+    return RadixKey(array("q", tokens))
+
+
+def is_agreed(engine: Engine) -> bool:
+    return isinstance(engine.cache, KvcoordRadixCache)

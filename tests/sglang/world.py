@@ -1,0 +1,103 @@
+"""Runs one scenario on several real processes, joined by real process groups, and collects what each says.
+
+The processes are forked from the test's own, which has imported SGLang already: that takes seconds.
+"""
+
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, Final
+
+import torch
+
+from tests.sglang.engine import Groups
+
+HANGS: Final = "hangs"
+_FORK: Final = multiprocessing.get_context("fork")
+
+
+@dataclass
+class Result:
+    """What became of one rank: a value, an error, or neither in time."""
+
+    value: Any = None
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.error
+
+
+Scenario = Callable[[Groups], Any]
+
+
+def run_ranks(
+    scenario: Scenario,
+    *,
+    tp: int = 2,
+    pp: int = 1,
+    limit_s: float = 60.0,
+    environment: dict[str, str] | None = None,
+) -> list[Result]:
+    """Runs `scenario` on tp x pp ranks. A rank that has not ended after `limit_s` is killed and `hangs`."""
+    world = tp * pp
+    with tempfile.TemporaryDirectory(prefix="kvcoord-test-") as folder:
+        settings = {"XDG_RUNTIME_DIR": folder, **(environment or {})}
+        pipes = []
+        processes = []
+        for rank in range(world):
+            ours, theirs = _FORK.Pipe(duplex=False)
+            arguments = (scenario, Groups(rank, tp, pp), world, f"{folder}/store", settings, theirs)
+            process = _FORK.Process(target=_rank, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        results = _collect(pipes, limit_s)
+        for process in processes:
+            process.join(1.0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+    return results
+
+
+def _collect(pipes: list[Connection], limit_s: float) -> list[Result]:
+    results = [Result(error=HANGS) for _ in pipes]
+    open_pipes = {pipe: rank for rank, pipe in enumerate(pipes)}
+    give_up_at = time.monotonic() + limit_s
+    while open_pipes:
+        ready = wait(list(open_pipes), max(0.0, give_up_at - time.monotonic()))
+        if not ready:
+            break
+        for pipe in ready:
+            rank = open_pipes.pop(pipe)  # type: ignore[arg-type]
+            try:
+                results[rank] = pipe.recv()  # type: ignore[union-attr]
+            except EOFError:
+                results[rank] = Result(error="the process ended without a word")
+    return results
+
+
+def _rank(
+    scenario: Scenario, groups: Groups, world: int, store: str, settings: dict[str, str], pipe: Connection
+) -> None:
+    os.environ.update(settings)
+    torch.set_num_threads(1)
+    try:
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.FileStore(store, world), rank=groups.rank, world_size=world
+        )
+        groups.open()
+        result = Result(scenario(groups))
+    except BaseException as error:
+        result = Result(error=f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+    pipe.send(result)
+    pipe.close()
+    # A collective that a peer has left would keep the usual end of a process waiting.
+    os._exit(0)
