@@ -18,6 +18,9 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     join_timeout_s: Seconds = 30.0
     """All ranks must have said Hello within this time after the first one did."""
 
+    gather_timeout_s: Seconds = 5.0
+    """A rank that waits for others at one coordinator of several tries the next one after this time."""
+
     prepare_timeout_s: Seconds = 5.0
     """All ranks must have accepted a proposed epoch within this time."""
 
@@ -32,9 +35,6 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
     group_deadline_s: Seconds = 60.0
     """Calls wait at most this long for a suspended group to come together again, then raise GroupLost."""
-
-    call_timeout_s: Seconds = 30.0
-    """A client's call to its worker must be answered within this time."""
 
     shutdown_timeout_s: Seconds = 5.0
     """A process that was asked to stop drains for at most this long."""

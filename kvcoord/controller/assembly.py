@@ -54,6 +54,7 @@ def make_worker(config: WorkerConfig, incarnation: int, watch: Watch = _unwatche
         heartbeat_interval_s=timeouts.heartbeat_interval_s,
         heartbeat_timeout_s=timeouts.heartbeat_timeout_s,
         join_timeout_s=timeouts.join_timeout_s,
+        gather_timeout_s=timeouts.gather_timeout_s,
         group_deadline_s=timeouts.group_deadline_s,
         decisions_kept_max=config.limits.decisions_kept_max,
     )

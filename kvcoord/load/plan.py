@@ -25,10 +25,11 @@ PAGE_TOKENS: Final = 512
 
 COORDINATOR_SOCKET: Final = "coordinator.sock"
 
-TIMEOUTS: Final = Timeouts(
-    heartbeat_timeout_s=15.0, round_timeout_s=60.0, copy_timeout_s=60.0, group_deadline_s=90.0, call_timeout_s=120.0
-)
+TIMEOUTS: Final = Timeouts(heartbeat_timeout_s=15.0, round_timeout_s=60.0, copy_timeout_s=60.0, group_deadline_s=90.0)
 """Longer than the defaults: a replay may run many more processes than the machine has cores."""
+
+CALL_TIMEOUT_S: Final = 120.0
+"""How long a driver waits for an answer of its worker: longer than any of the above."""
 
 
 class Agreeing(StrEnum):
@@ -110,7 +111,7 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
             speed_up=options.speed_up,
             jitter_s=options.jitter_s.get(rank, 0.0),
             alone=options.agreement is Agreeing.NONE,
-            call_timeout_s=TIMEOUTS.call_timeout_s,
+            call_timeout_s=CALL_TIMEOUT_S,
             upstream_fd=upstream_fd,
             downstream_fd=downstream_fd,
             progress=rank == 0,

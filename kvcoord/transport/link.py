@@ -38,6 +38,12 @@ Connected = Callable[[], None]
 Lost = Callable[[str], None]
 """Takes the cause."""
 
+Absent = Callable[[], None]
+"""An attempt to connect has failed; the next one follows by itself."""
+
+Parted = Callable[[], None]
+"""Some peer is gone that the transport cannot name: whoever is sent to next and is UNREACHABLE is the one."""
+
 
 class SendResult(Enum):
     """What became of one `send`."""
@@ -169,11 +175,17 @@ class Transport(Protocol):
     """Opens endpoints of one kind. What is particular (keys, a network) belongs to the implementation."""
 
     async def open_listener(
-        self, address: str, *, on_batch: ListenerBatch, on_lost: PeerLost, limits: LinkLimits
+        self,
+        address: str,
+        *,
+        on_batch: ListenerBatch,
+        on_lost: PeerLost,
+        limits: LinkLimits,
+        on_parted: Parted | None = None,
     ) -> Listener:
         """Start to serve. Raises `ConfigError` when the address is wrong, taken or not allowed.
 
-        `on_lost` is called where the transport knows a lost peer by name (not ZeroMQ: heartbeats must tell).
+        `on_lost` is called where the transport knows a lost peer by name, `on_parted` where it does not (ZeroMQ).
         """
 
     async def open_connection(
@@ -185,10 +197,11 @@ class Transport(Protocol):
         on_connected: Connected,
         on_lost: Lost,
         limits: LinkLimits,
+        on_absent: Absent | None = None,
     ) -> Connection:
         """Start to connect. Raises `ConfigError` when the address is wrong or not allowed.
 
-        `on_connected` and `on_lost` alternate. After a loss ZeroMQ and loopback connect again by themselves; a Unix
+        `on_connected` and `on_lost` alternate; `on_absent` may be called any number of times while not connected. After a loss ZeroMQ and loopback connect again by themselves; a Unix
         connection is connected when this returns (or `PeerUnavailable` is raised) and, once lost, stays lost.
         `identity` is the name that the listener sees, 1 to 255 bytes that do not start with zero; two peers must not
         use one at the same time. On Unix sockets the listener numbers its connections and `identity` is not used.

@@ -14,6 +14,7 @@ WATCHED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
 )
 
 _EVENT = struct.Struct("=HI")

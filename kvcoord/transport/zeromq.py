@@ -9,8 +9,8 @@ Decisions about ZeroMQ's options:
 - IMMEDIATE stays off: when a connection breaks it makes ZeroMQ throw away what was received and not yet read, such as a
   coordinator's last decisions. Instead `send` itself answers UNREACHABLE while there is no connection. What was queued
   when a connection broke goes first to the next one.
-- A ROUTER cannot name a peer that it lost, so `on_lost` of a listener is never called. The next send to a killed peer
-  is UNREACHABLE; heartbeats tell about silent ones.
+- A ROUTER cannot name a peer that it lost, so `on_lost` of a listener is never called, but `on_parted` is. The next
+  send to a killed peer is UNREACHABLE; heartbeats tell about silent ones.
 - `ipc://` is protected by the permissions of its directory. `tcp://` needs keys (see `curve`) unless a flag says
   otherwise: whoever can connect can vote.
 """
@@ -36,11 +36,13 @@ from kvcoord.transport.endpoint import (
     limit_socket,
 )
 from kvcoord.transport.link import (
+    Absent,
     Connected,
     ConnectionBatch,
     LinkLimits,
     ListenerBatch,
     Lost,
+    Parted,
     PeerLost,
     SendResult,
     check_identity,
@@ -51,6 +53,7 @@ from kvcoord.transport.presence import Presence
 _ACCEPTED = int(zmq.EVENT_ACCEPTED)
 _HANDSHAKE_SUCCEEDED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
+_CLOSED = int(zmq.EVENT_CLOSED)
 _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
@@ -74,7 +77,13 @@ class ZeromqTransport:
         self._insecure_tcp = insecure_tcp
 
     async def open_listener(
-        self, address: str, *, on_batch: ListenerBatch, on_lost: PeerLost, limits: LinkLimits
+        self,
+        address: str,
+        *,
+        on_batch: ListenerBatch,
+        on_lost: PeerLost,
+        limits: LinkLimits,
+        on_parted: Parted | None = None,
     ) -> "ZeromqListener":
         """As `link.Transport.open_listener`; `on_lost` is never called. Port `*` lets the system pick one."""
         keys = self._server_keys if self._is_tcp(address, has_keys=self._server_keys is not None) else None
@@ -89,7 +98,7 @@ class ZeromqTransport:
         if keys is not None:
             gatekeeper = Gatekeeper(context, keys.authorised_clients)
             secure_server(socket, keys)
-        listener = ZeromqListener(address, context, socket, on_batch, limits, gatekeeper)
+        listener = ZeromqListener(address, context, socket, on_batch, limits, gatekeeper, on_parted)
         try:
             listener.bind()
         except zmq.ZMQError as error:
@@ -106,6 +115,7 @@ class ZeromqTransport:
         on_connected: Connected,
         on_lost: Lost,
         limits: LinkLimits,
+        on_absent: Absent | None = None,
     ) -> "ZeromqConnection":
         """As `link.Transport.open_connection`; connects, and connects again after a loss, in the background."""
         keys = self._client_keys if self._is_tcp(address, has_keys=self._client_keys is not None) else None
@@ -118,7 +128,7 @@ class ZeromqTransport:
         socket.set(zmq.ROUTING_ID, identity)
         if keys is not None:
             secure_client(socket, keys)
-        connection = ZeromqConnection(address, context, socket, on_batch, on_connected, on_lost, limits)
+        connection = ZeromqConnection(address, context, socket, on_batch, on_connected, on_lost, on_absent, limits)
         try:
             connection.connect()
         except zmq.ZMQError as error:
@@ -149,8 +159,10 @@ class ZeromqListener(ZeromqEndpoint[tuple[bytes, bytes]]):
         on_batch: ListenerBatch,
         limits: LinkLimits,
         gatekeeper: Gatekeeper | None,
+        on_parted: Parted | None,
     ) -> None:
         super().__init__(address, context, socket, on_batch, limits)
+        self._on_parted = on_parted
         self._companions.append(Monitor(context, socket, self._on_event).close)
         if gatekeeper is not None:
             self._companions.append(gatekeeper.close)
@@ -195,6 +207,8 @@ class ZeromqListener(ZeromqEndpoint[tuple[bytes, bytes]]):
         elif event == _DISCONNECTED and value in self._open_descriptors:
             self._open_descriptors.remove(value)
             counts.peers_lost += 1
+            if self._on_parted is not None and not self._closed:
+                self._on_parted()
         counts.peers_connected = len(self._open_descriptors)
 
 
@@ -209,10 +223,11 @@ class ZeromqConnection(ZeromqEndpoint[bytes]):
         on_batch: ConnectionBatch,
         on_connected: Connected,
         on_lost: Lost,
+        on_absent: Absent | None,
         limits: LinkLimits,
     ) -> None:
         super().__init__(address, context, socket, on_batch, limits)
-        self._on_connected, self._on_lost = on_connected, on_lost
+        self._on_connected, self._on_lost, self._on_absent = on_connected, on_lost, on_absent
         self._presence = Presence(address, limits.connect_timeout_s)
         self._monitor = Monitor(context, socket, self._on_event)
         self._companions.append(self._monitor.close)
@@ -260,8 +275,15 @@ class ZeromqConnection(ZeromqEndpoint[bytes]):
         elif event in HANDSHAKE_FAILURES:
             self._presence.depart(HANDSHAKE_FAILURES[event])
             self._counts.peers_refused += 1
+            self._miss()
         elif event == _DISCONNECTED and self._presence.present:
             self._lose()
+        elif event == _CLOSED and not self._presence.present:
+            self._miss()
+
+    def _miss(self) -> None:
+        if self._on_absent is not None and not self._closed:
+            self._on_absent()
 
     def _lose(self) -> None:
         """Hand over what the peer had sent before it went, then tell."""

@@ -116,8 +116,12 @@ async def test_where_nobody_listens_that_is_said_at_once(tmp_path: Path) -> None
 
 
 async def test_who_takes_the_question_and_says_nothing_is_given_up(tmp_path: Path) -> None:
-    server = await asyncio.start_unix_server(lambda reader, writer: None, tmp_path / "mute.sock")
-    async with server:
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_unix_server(listen, tmp_path / "mute.sock"):
         with pytest.raises(DeadlineExceeded, match="status from"):
             await ask(f"ipc://{tmp_path}/mute.sock", 0.3)
 

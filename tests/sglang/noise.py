@@ -1,0 +1,108 @@
+"""What differs from rank to rank, by the choice of one rank: slots of its pools that something else holds for a while.
+
+The host pool's noise asks nobody. The device pool's says one frame ahead what it will take, as a rank-local consumer of
+an agreed pool has to: SGLang's scheduler allocates from that pool at once and cannot be told later.
+"""
+
+import random
+from collections import deque
+from typing import Any
+
+from tests.sglang.engine import Engine, is_agreed
+
+
+class HostNoise:
+    """Holds up to `slots_max` host slots. `promised` slots are left alone: they are what the group counts on."""
+
+    def __init__(self, engine: Engine, rng: random.Random, slots_max: int, *, keeps_promises: bool = False) -> None:
+        self._engine, self._rng, self._slots_max = engine, rng, slots_max
+        self._keeps_promises = keeps_promises
+        self._held: list[Any] = []
+
+    def tick(self) -> None:
+        pool = self._engine.host
+        if self._held and self._rng.random() < 0.3:
+            pool.free(self._held.pop(self._rng.randrange(len(self._held))))
+        if self._rng.random() < 0.3:
+            page = self._engine.page_size
+            room = self._slots_max - sum(len(slots) for slots in self._held)
+            if self._keeps_promises and is_agreed(self._engine):
+                promised = self._engine.cache.agreement.capacity.host_available()
+                room = min(room, pool.available_size() - promised)
+            count = self._rng.randint(0, max(0, room)) // page * page
+            slots = pool.alloc(count) if count else None
+            if slots is not None:
+                self._held.append(slots)
+
+    def end(self) -> None:
+        while self._held:
+            self._engine.host.free(self._held.pop())
+
+
+class DeviceNoise:
+    """Holds up to `slots_max` device slots: planned at a frame, taken or given back when its verdict is applied."""
+
+    def __init__(self, engine: Engine, rng: random.Random, slots_max: int) -> None:
+        self._engine, self._rng, self._slots_max = engine, rng, slots_max
+        self._held: list[Any] = []
+        self._plans: deque[tuple[int, int]] = deque()
+        self._planned = 0
+        self._ended = False
+        if is_agreed(engine):
+            self._attach(engine.cache.agreement.capacity)
+
+    def _attach(self, capacity: Any) -> None:
+        count, settle, free = capacity.count, capacity.settle, capacity._device_free
+
+        def counted(step: int) -> Any:
+            plan = self._plan()
+            self._plans.append((step, plan))
+            self._planned += plan
+            capacity._device_free = lambda: free() - self._planned
+            try:
+                return count(step)
+            finally:
+                capacity._device_free = free
+
+        def settled(verdict: Any) -> None:
+            while self._plans and self._plans[0][0] <= verdict.round:
+                _, plan = self._plans.popleft()
+                self._planned -= plan
+                self._change(plan)
+            settle(verdict)
+
+        capacity.count, capacity.settle = counted, settled
+
+    def tick(self) -> None:
+        """Without kvcoord nobody is told."""
+        if not is_agreed(self._engine):
+            self._change(self._plan())
+
+    def end(self) -> None:
+        """Gives everything back: at once without kvcoord, else with the next steps."""
+        self._ended = True
+        self.tick()
+
+    def _plan(self) -> int:
+        page = self._engine.page_size
+        held = sum(len(slots) for slots in self._held) + self._planned
+        if self._ended:
+            return -held
+        if self._rng.random() > 0.3:
+            return 0
+        agreed = self._engine.allocator.available_size()
+        return (min(self._rng.randint(0, self._slots_max), held + agreed // 2) - held) // page * page
+
+    def _change(self, slots: int) -> None:
+        allocator = self._engine.allocator
+        if slots > 0:
+            taken = allocator.alloc(slots)
+            if taken is not None:
+                self._held.append(taken)
+        elif slots < 0 and self._held:
+            import torch
+
+            held = torch.cat(self._held)
+            allocator.free(held[:-slots])
+            rest = held[-slots:]
+            self._held = [rest] if len(rest) else []
