@@ -101,6 +101,16 @@ class Tier(StrEnum):
     HOST = "host"
 
 
+class Layout(StrEnum):
+    """The order of the bytes of one pool."""
+
+    LAYER_FIRST = "layer-first"
+    """Layer, part, page: adjacent pages of a layer are adjacent bytes. What engines compute in."""
+
+    PAGE_FIRST = "page-first"
+    """Page, layer, part: a page is one piece over all of its layers. What storage wants."""
+
+
 class WritePolicy(StrEnum):
     """When pages are copied from device to host."""
 

@@ -21,6 +21,8 @@ COMMANDS: Final = {
     "status": "Show groups, ranks, rounds and pools of a coordinator or a worker.",
     "top": "Watch the status live.",
     "replay": "Play a request trace through real processes, and check every page.",
+    "simulate": "Run the machines in simulated time under seeded faults, and check every promise.",
+    "bench": "Measure what kvcoord costs, each part beside its peer.",
     "config": "Show the resolved configuration, with the source of every value.",
     "trace": "Make and measure request traces.",
     "keys": "Make the keys that links over TCP need.",

@@ -6,7 +6,8 @@ from typing import Any
 import click
 import msgspec
 
-from kvcoord.cli.options import json_option, load_config, set_option
+from kvcoord.cli.configuration import load_config
+from kvcoord.cli.options import json_option, set_option
 from kvcoord.config import CoordinatorConfig, Loaded, Option, WorkerConfig, explain, resolved
 
 _PROCESSES: dict[str, type[msgspec.Struct]] = {"coordinator": CoordinatorConfig, "worker": WorkerConfig}

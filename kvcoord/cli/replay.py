@@ -74,6 +74,11 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
         click.option("--agreement", type=_choice(Agreeing), help="How the ranks agree. Default: kvcoord."),
         click.option("--settle", is_flag=True, help="Let every operation end before the next request."),
         click.option("--speed-up", type=float, help="Requests arrive so much faster. Default: they do not wait."),
+        click.option("--standby", is_flag=True, help="List a second coordinator, for when the first one is lost."),
+        click.option("--restart", is_flag=True, help="Start a coordinator again that has died."),
+        click.option(
+            "--kill-coordinator", type=click.IntRange(1), metavar="N", help="Kill it (SIGKILL) after N requests."
+        ),
         click.option(
             "--slow-copy",
             "slow_copy_s",

@@ -27,7 +27,7 @@ def _process(snapshot: ProcessSnapshot, name: str, address: str) -> Text:
     state = "[green]ready[/]" if snapshot.ready else f"[red]not ready: {_plain(snapshot.ready_reason)}[/]"
     return Text.from_markup(
         f"{_plain(name)} at {_plain(address)}: {state}, up {_duration(snapshot.uptime_s)}, "
-        f"version {_plain(snapshot.version)}, incarnation {_plain(snapshot.incarnation)}"
+        f"version {_plain(snapshot.version)}"
     )
 
 
@@ -85,7 +85,6 @@ def _worker(snapshot: WorkerSnapshot) -> list[RenderableType]:
         _plain(snapshot.state),
         str(snapshot.epoch),
         str(snapshot.round),
-        _plain(snapshot.coordinator),
         str(snapshot.operations_open),
         str(snapshot.leases_open),
         str(_total(snapshot.decisions, Outcome.COMMIT)),
@@ -102,7 +101,8 @@ def _worker(snapshot: WorkerSnapshot) -> list[RenderableType]:
             copy.direction, *(f"{number:,}" for number in (copy.transfers, copy.failed, copy.pages, copy.bytes))
         )
     hits = ", ".join(f"{tier} {pages:,}" for tier, pages in sorted(snapshot.pages_hit.items())) or "none"
-    return [state, pools, copies, Text(f"pages looked up {snapshot.pages_requested:,}, hit: {hits}")]
+    coordinator = Text(f"its coordinator: {snapshot.coordinator or 'none'}")
+    return [coordinator, state, pools, copies, Text(f"pages looked up {snapshot.pages_requested:,}, hit: {hits}")]
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -12,7 +12,8 @@ import click
 import msgspec
 
 from kvcoord.cli.address import CARD, Card
-from kvcoord.cli.options import assigned, config_option, json_option, load_config, set_option
+from kvcoord.cli.configuration import assigned, load_config
+from kvcoord.cli.options import config_option, json_option, set_option
 from kvcoord.config import CoordinatorConfig, WorkerConfig, explain
 from kvcoord.errors import ConfigError, PeerUnavailable, UsageError
 from kvcoord.runtime.children import Children, ending
@@ -87,8 +88,8 @@ async def _main(stop: Stop, plan: Plan, folder: Path, as_json: bool) -> int:
             if not ended.done():
                 ended.cancel()
                 return 0
-            name, code = ended.result()
-            raise PeerUnavailable(name, f"ended with {ending(code)}; all others are ended too")
+            lost = ended.result()
+            raise PeerUnavailable(lost.name, f"ended with {ending(await lost.wait())}; all others are ended too")
         finally:
             asked.cancel()
             starting.cancel()
@@ -96,8 +97,8 @@ async def _main(stop: Stop, plan: Plan, folder: Path, as_json: bool) -> int:
 
 
 async def _start(children: Children, plan: Plan) -> tuple[Ready, list[Ready]]:
-    [coordinator] = await children.start(plan.coordinator)
-    return coordinator, await children.start(plan.workers)
+    [coordinator] = await children.serve(plan.coordinator, generation=0)
+    return coordinator, await children.serve(plan.workers, generation=1)
 
 
 def _plan(folder: Path, file: Path | None, assignments: tuple[str, ...], shape: dict[str, str]) -> Plan:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import click
 
-from kvcoord.cli.options import ProcessOptions, config_option, load_config, nullable, process_options, set_option
+from kvcoord.cli.configuration import load_config, nullable
+from kvcoord.cli.options import ProcessOptions, config_option, process_options, set_option
 from kvcoord.config import WorkerConfig
 from kvcoord.observability.logs import configure
 from kvcoord.runtime.process import run

@@ -8,13 +8,15 @@ from kvcoord.config.explain import Option, explain
 from kvcoord.config.group import AgreementMode, EvictionPolicy, GroupConfig, PoolConfig, group_fingerprint
 from kvcoord.config.limits import Limits
 from kvcoord.config.load import Loaded, load
-from kvcoord.config.process import CoordinatorConfig, LogFormat, LogLevel, WorkerConfig
+from kvcoord.config.process import CoordinatorConfig, CopiesConfig, CopyEngineKind, LogFormat, LogLevel, WorkerConfig
 from kvcoord.config.resolved import resolved
 from kvcoord.config.timeouts import Timeouts
 
 __all__ = [
     "AgreementMode",
     "CoordinatorConfig",
+    "CopiesConfig",
+    "CopyEngineKind",
     "EvictionPolicy",
     "GroupConfig",
     "Limits",

@@ -35,7 +35,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the pool; the first pool of a group holds the KV cache."""
 
     page_bytes: PositiveInt
-    """Bytes of one page in one layer on one rank."""
+    """Bytes of one page in one layer on one rank, all its parts."""
 
     layers: PositiveInt
     """Layers of this pool on one rank."""
@@ -43,8 +43,20 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Name = "bfloat16"
     """Element type, compared at join and never interpreted."""
 
+    parts: PositiveInt = 1
+    """Equal parts that a page has in each layer: 2 where keys and values lie apart, 1 where they are one latent."""
+
+    stage_layers: list[Count] = []
+    """Layers of this pool on each pipeline stage, where they differ; a stage may have none. Empty: the same on all."""
+
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.page_bytes % self.parts:
+            raise ConfigError(f"pools.{self.name}.parts", self.parts, f"must divide page_bytes={self.page_bytes}")
+
+    def layers_of_stage(self, stage: int) -> int:
+        """Layers on the ranks of one pipeline stage, 0 for none."""
+        return self.stage_layers[stage] if self.stage_layers else self.layers
 
 
 _DEFAULT_POOL: Final = PoolConfig(name="kv", page_bytes=16384, layers=4)
@@ -138,6 +150,17 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError("pools", names, f"pool {name!r} is listed twice: give each pool its own name")
+        for pool in self.pools:
+            if pool.stage_layers and len(pool.stage_layers) != self.pp:
+                fix = f"must name the layers of each of the pp={self.pp} pipeline stages, or be empty"
+                raise ConfigError(f"pools.{pool.name}.stage_layers", pool.stage_layers, fix)
+            if pool.stage_layers and not any(pool.stage_layers):
+                fix = "must give at least one stage a layer; leave a pool without layers out"
+                raise ConfigError(f"pools.{pool.name}.stage_layers", pool.stage_layers, fix)
+
+    def stage(self, rank: int) -> int:
+        """The pipeline stage of a rank: the ranks of a stage are neighbours."""
+        return rank // (self.world_size // self.pp)
 
 
 def group_fingerprint(group: GroupConfig) -> dict[str, str | int]:
@@ -163,5 +186,7 @@ def group_fingerprint(group: GroupConfig) -> dict[str, str | int]:
     for pool in group.pools:
         fields[f"pools.{pool.name}.page_bytes"] = pool.page_bytes
         fields[f"pools.{pool.name}.layers"] = pool.layers
+        fields[f"pools.{pool.name}.parts"] = pool.parts
+        fields[f"pools.{pool.name}.stage_layers"] = ",".join(map(str, pool.stage_layers))
         fields[f"pools.{pool.name}.dtype"] = pool.dtype
     return fields

@@ -10,6 +10,7 @@ from kvcoord.config.fields import Count, PositiveInt, check_fields
 from kvcoord.config.group import GroupConfig
 from kvcoord.config.limits import Limits
 from kvcoord.config.timeouts import Timeouts
+from kvcoord.domain import Layout
 from kvcoord.errors import ConfigError
 
 COORDINATOR_ADDRESS: Final = "ipc:///run/kvcoord/coordinator.sock"
@@ -51,6 +52,9 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     curve_keys_dir: str | None = None
     """Folder with this coordinator's CURVE keys and the public keys of the ranks that may connect; required for tcp."""
 
+    recorder_dir: str | None = None
+    """Folder into which the flight recorder is written. Null: a folder of this user's runtime directory."""
+
     timeouts: Timeouts = Timeouts()
     """How long each wait may take."""
 
@@ -70,6 +74,38 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_security("bind", self.bind, self.curve_keys_dir, insecure_tcp=self.insecure_tcp)
 
 
+class CopyEngineKind(StrEnum):
+    """Who moves bytes between device and host."""
+
+    CPU = "cpu"
+    """This process, between memories of this host: for engines without a GPU."""
+
+    CUDA = "cuda"
+    """The GPU itself, through its driver."""
+
+
+class CopiesConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How this rank copies pages between device and host."""
+
+    engine: CopyEngineKind = CopyEngineKind.CPU
+    """cpu, or cuda for an engine whose pages are in a GPU's memory."""
+
+    cuda_device: Count = 0
+    """The GPU of this rank, as this process counts those that it sees."""
+
+    host_layout: Layout = Layout.LAYER_FIRST
+    """Order of the host pool's bytes: layer-first, or page-first to keep each page in one piece."""
+
+    checksums: bool = False
+    """Take a checksum of every page written through, and load none whose bytes have changed since."""
+
+    bytes_in_flight_max: PositiveInt = 256 * 1024 * 1024
+    """With cuda: copies of one direction that may be with the GPU at once; others wait their turn."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 class CopyFaultsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Makes this rank's copies late or fail: to see what a slow rank does. Never in production."""
 
@@ -82,8 +118,11 @@ class CopyFaultsConfig(msgspec.Struct, frozen=True, kw_only=True):
     fail_every: Count = 0
     """Every so many-th copy fails at its last layer. 0: none does."""
 
+    jitter_bytes_max: Count = 0
+    """With cuda: after each event up to this many bytes are copied for nothing, to smoke out missing waits. 0: none."""
+
     seed: Count = 0
-    """Seed of the random delays."""
+    """Seed of the random delays and of the jitter."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -125,11 +164,17 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     curve_keys_dir: str | None = None
     """Folder with this rank's CURVE keys and the coordinators' public key; required for tcp."""
 
+    recorder_dir: str | None = None
+    """Folder into which the flight recorder is written. Null: a folder of this user's runtime directory."""
+
     timeouts: Timeouts = Timeouts()
     """How long each wait may take."""
 
     limits: Limits = Limits()
     """How much of everything may exist at once."""
+
+    copies: CopiesConfig = CopiesConfig()
+    """How pages are copied between device and host."""
 
     copy_faults: CopyFaultsConfig = CopyFaultsConfig()
     """Copies that go wrong on purpose, for demonstrations."""

@@ -224,6 +224,7 @@ class Cache:
         for pin in lease.pins:
             self.state.tree.unpin(pin)
         lease.pins.clear()
+        self.loads.ended(lease)
         self.state.pools.free_slots(Tier.DEVICE, lease.own, lease.owner)
         lease.own = ()
 

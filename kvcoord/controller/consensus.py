@@ -8,6 +8,7 @@ from typing import Protocol
 
 from kvcoord.controller.tiers import TierPools
 from kvcoord.domain import Outcome, Tier
+from kvcoord.protocol.ballot import participants_of
 from kvcoord.protocol.effects import RankEffect
 from kvcoord.protocol.ledger import Ledger
 from kvcoord.protocol.messages import Ack, Completion, Decision, Vote
@@ -72,11 +73,15 @@ class AgreedConsensus:
             self.ledger.credit(number, pages)
 
     def propose(self, vote: Vote, *, deferred: bool) -> Decision | None:
-        """While the group is suspended an immediate vote is answered at once: the ranks that are there say the same."""
+        """While the group is suspended, a participant without lockstep is answered at once: without it nothing commits.
+
+        In lockstep the answer would not be enough: what follows from an abort depends on its reason and shortfall, and
+        those are the group's to say. The vote is kept, and the next epoch decides it.
+        """
         if deferred:
             self._rank.defer(vote)
             return None
-        if not self._rank.active:
+        if not self._rank.active and not self._rank.lockstep and self._takes_part(vote):
             reason, rank = self._rank.suspended_reason, self._rank.suspended_rank
             return Decision(vote.operation, Outcome.ABORT, 0, None, reason, rank)
         self.effects += self._rank.vote(vote, self.now)
@@ -87,6 +92,10 @@ class AgreedConsensus:
 
     def ended(self) -> list[Completion]:
         return []
+
+    def _takes_part(self, vote: Vote) -> bool:
+        who = self._rank.identity
+        return bool(participants_of(vote.participants, (1 << who.world_size) - 1) >> who.rank & 1)
 
     def _first(self, tier: Tier) -> int:
         return 0 if tier is Tier.DEVICE else self._pools

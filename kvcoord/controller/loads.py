@@ -53,6 +53,8 @@ class Loads:
         self._undecided: dict[OperationId, Acquisition] = {}
         self._landing: dict[OperationId, list[Callable[[Operation], None]]] = {}
         self._parked: Acquisition | None = None
+        self._voided: dict[int, list[Operation]] = {}
+        """Retracted load-backs whose slots a lease still reads, by its number."""
 
     def acquire(self, keys: list[PageKey], call: Call, *, landed: bool) -> None:
         """Begins a lease. `state.waiting_for` says whether the outcome has to be waited for."""
@@ -110,7 +112,11 @@ class Loads:
             for held in (wanted.operation.reservation, wanted.new):
                 if held is not None:
                     held.abort()
+        for ops in self._voided.values():
+            for op in ops:
+                self._transfers.give_back(op)
         self._undecided.clear()
+        self._voided.clear()
         self._parked = None
 
     def copy_ended(self, op: Operation) -> None:
@@ -129,10 +135,23 @@ class Loads:
             lease.pins += [self._state.tree.pin(op.keys, first, count, Tier.DEVICE) for first, count in op.runs]
 
     def retracted(self, op: Operation) -> None:
-        """A rank's copy failed: nothing computed from these pages may be published."""
+        """A rank's copy failed: nothing computed from these pages may be published.
+
+        An engine may still read them, so their slots stay with the leases until the last of these has ended.
+        """
         for lease in op.leases:
             lease.loads -= 1
             lease.broken = True
+            op.holders += 1
+            self._voided.setdefault(lease.number, []).append(op)
+            self._state.broken.append(lease.number)
+
+    def ended(self, lease: Lease) -> None:
+        """This lease reads no pages any more."""
+        for op in self._voided.pop(lease.number, ()):
+            op.holders -= 1
+            if not op.holders:
+                self._transfers.give_back(op)
 
     def load_slots(self, keys: list[PageKey], slots: Slots, call: Call, *, landed: bool) -> None:
         """Loads what is on the host, and not on the device nor on its way, into slots that the engine has allocated.
@@ -269,6 +288,8 @@ class Loads:
         for load in wanted.shared.values():
             load.leases.append(lease)
             lease.loads += 1
+            if load.copy_error is not None:
+                wanted.error = str(load.copy_error)
             if wanted.landed and load.copy_open:
                 wanted.copies_open += 1
                 self._landing.setdefault(load.id, []).append(partial(self._one_landed, wanted))

@@ -39,6 +39,7 @@ class Operation:
         "copy_open",
         "deferred",
         "fixed",
+        "holders",
         "id",
         "keys",
         "kind",
@@ -78,6 +79,8 @@ class Operation:
         self.source_slots: tuple[list[int], ...] = ()
         self.pins: list[Pin] = []
         self.leases: list[Lease] = []
+        self.holders = 0
+        """Leases that still read its destination although it was retracted: the slots go back with the last of them."""
         self.leaving = False
         """Its source slots are freed when this rank's copy is over: the pages are leaving the device."""
         self.copy_open = False

@@ -84,6 +84,8 @@ class CacheState:
         slots are agreed but still being copied from. Calls keep their order, so that all ranks go through the same."""
         self.effects: list[CacheEffect] = []
         self.outcomes: list[Committed | Aborted] = []
+        self.broken: list[int] = []
+        """Leases whose load-back was retracted since the last step."""
         self.counters = Counters()
 
     def next_serial(self) -> int:

@@ -125,7 +125,12 @@ class Transfers:
     def _retract(self, op: Operation) -> None:
         op.phase = Phase.RETRACTED
         self._retracted(op)
-        if op.reservation is None:
+        if not op.holders:
+            self.give_back(op)
+
+    def give_back(self, op: Operation) -> None:
+        """The destination of a retracted operation, which nobody reads any more: free when this rank's copy is over."""
+        if op.reservation is None or op.reservation.state is not ReservationState.HELD:
             return
         if op.copy_open:
             op.reservation.quarantine()

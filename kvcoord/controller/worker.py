@@ -44,7 +44,7 @@ from kvcoord.protocol.local import (
     Match,
     failed,
 )
-from kvcoord.protocol.messages import Completion, Decision, FromCoordinator, Verdict
+from kvcoord.protocol.messages import Completion, Decision, Entry, FromCoordinator, Verdict
 from kvcoord.protocol.rank import RankMachine, RankState
 
 WorkerEffect = CacheEffect | SendUp | Attach | Note
@@ -87,6 +87,8 @@ class WorkerMachine:
         """Set when the group began anew under an engine: its calls are answered with it until it registers again."""
         self._last_cause = ""
         self._renewing = False
+        self._early: list[Entry] = []
+        """What the stream of a new history has brought before its cache was made."""
         self._capacity: list[int] = []
         self._agreements = Agreements()
         self._now = 0.0
@@ -130,8 +132,21 @@ class WorkerMachine:
         self._queue = deque(held for held in self._queue if held[0] != session)
         self._unanswered = {who: None for who in self._unanswered if who[0] != session}
 
+    def waiting(self) -> list[tuple[int, int, Call]]:
+        """Takes out the calls that wait here: (session, number, call). For the machine that comes after this one."""
+        held, self._queue = list(self._queue), deque()
+        return held
+
     def leave(self, now: float) -> list[WorkerEffect]:
         return self._after(self.rank.leave(now) if self.rank else [], now)
+
+    def disconnected(self, now: float) -> list[WorkerEffect]:
+        """The connection to the coordinator is gone."""
+        return self._after(self.rank.gone(now) if self.rank else [], now)
+
+    def unconnected(self, now: float) -> list[WorkerEffect]:
+        """Nobody is at the coordinator's address."""
+        return self._after(self.rank.absent(now) if self.rank else [], now)
 
     def tick(self, now: float) -> list[WorkerEffect]:
         return self._after(self.rank.tick(now) if self.rank else [], now)
@@ -223,6 +238,8 @@ class WorkerMachine:
             for who in waiting:
                 self.cache.state.reply(who, self.failure)
             return
+        if self.left:
+            return
         if self._renewing:
             if self.copies_open:
                 return
@@ -277,13 +294,14 @@ class WorkerMachine:
         self.step = step
         state = self.cache.state
         outcomes, state.outcomes = state.outcomes, []
+        broken, state.broken = state.broken, []
         ended = [completion.operation for completion in completed if completion.ok]
         retracted = [
             (completion.operation, completion.reason or Reason.COPY_FAILED, completion.rank)
             for completion in completed
             if not completion.ok
         ]
-        answer = Advanced(step, -1 if due is None else due, outcomes, ended, retracted, self.cache.open_count())
+        answer = Advanced(step, -1 if due is None else due, outcomes, ended, retracted, self.cache.open_count(), broken)
         state.reply(who, answer)
         return True
 
@@ -312,8 +330,10 @@ class WorkerMachine:
     # --- decisions ------------------------------------------------------------------------------------------------
 
     def _apply(self, entry: Decision | Completion) -> None:
-        """The next entry of the stream."""
-        if isinstance(entry, Decision):
+        """The next entry of the stream. While the cache of its history is not made yet it waits for that."""
+        if self._renewing:
+            self._early.append(entry)
+        elif isinstance(entry, Decision):
             self._decide(entry, Path.IMMEDIATE)
         else:
             self.cache.complete(entry)
@@ -328,6 +348,7 @@ class WorkerMachine:
         self.suspended = ""
         if effect.fresh:
             self._renewing = True
+            self._early.clear()
             self._capacity = effect.activate.capacity
 
     def _renew(self) -> None:
@@ -351,6 +372,9 @@ class WorkerMachine:
         self._renewing = False
         self._begun = True
         self.step = -1
+        early, self._early = self._early, []
+        for entry in early:
+            self._apply(entry)
 
     def _diverged(self, effect: DivergenceSeen, out: list[WorkerEffect]) -> None:
         self.divergences += 1

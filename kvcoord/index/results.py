@@ -1,4 +1,4 @@
-"""What the tree answers: a match, its segments, and a pin. Values without behaviour."""
+"""What the tree answers: a match, its segments, a pin, and its outline. Values without behaviour."""
 
 from collections.abc import Sequence
 
@@ -27,6 +27,14 @@ class Match(msgspec.Struct, frozen=True, gc=False):
     @property
     def pages(self) -> int:
         return self.device_pages + self.host_pages
+
+
+class Branch(msgspec.Struct, frozen=True, gc=False):
+    """A run of pages `keys` behind the branch at position `above` (-1: the root), and its slots if it is on the tier."""
+
+    above: int
+    keys: list[PageKey]
+    slots: Slots | None
 
 
 class Pin:

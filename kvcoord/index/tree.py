@@ -17,7 +17,7 @@ from kvcoord.index.check import check_tree
 from kvcoord.index.eviction import EvictionOrder
 from kvcoord.index.node import TIERS, Node, Slots
 from kvcoord.index.paths import cover, parents_first, tidy, walk
-from kvcoord.index.results import Match, Pin, Segment
+from kvcoord.index.results import Branch, Match, Pin, Segment
 from kvcoord.index.tier import DIGEST_MASK, TierIndex, check_key_lengths
 from kvcoord.index.victims import Victim
 
@@ -55,6 +55,20 @@ class RadixTree:
         """Pages that `evict` would take if asked for any number: those with no pin on them or below them. O(1)."""
         books = self._books(tier)
         return books.page_count - books.protected_count
+
+    def outline(self, tier: Tier) -> list[Branch]:
+        """All runs and what each holds on the tier, parents first. O(cached pages)."""
+        number = self._books(tier).number
+        branches: list[Branch] = []
+        places: dict[Node, int] = {self._root: -1}
+        for node in parents_first(self._root):
+            if node.parent is None:
+                continue
+            places[node] = len(branches)
+            held = node.tiers[number].slots
+            slots = None if held is None else tuple([list(pool) for pool in held])
+            branches.append(Branch(places[node.parent], list(node.keys), slots))
+        return branches
 
     def match(self, keys: Sequence[PageKey]) -> Match:
         """The usable prefix of the path. Changes nothing; a match is no touch."""

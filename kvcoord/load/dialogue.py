@@ -15,9 +15,6 @@ from kvcoord.domain import Aborted
 from kvcoord.errors import PeerUnavailable
 from kvcoord.protocol.local import Failed
 
-LINE_BYTES_MAX: Final = 64 << 20
-"""A report carries the time of every step."""
-
 EXPLAINED: Final = 9
 """Exit code of a process that could not go on and has said why, with DriverFailed."""
 

@@ -23,7 +23,7 @@ POOL: Final = "kv"
 PAGE_TOKENS: Final = 512
 """Tokens of one page of a trace."""
 
-COORDINATOR_SOCKET: Final = "coordinator.sock"
+COORDINATOR_SOCKETS: Final = ("coordinator.sock", "standby.sock")
 
 TIMEOUTS: Final = Timeouts(heartbeat_timeout_s=15.0, round_timeout_s=60.0, copy_timeout_s=60.0, group_deadline_s=90.0)
 """Longer than the defaults: a replay may run many more processes than the machine has cores."""
@@ -45,6 +45,9 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `device_pages` and `host_pages` hold one number for all ranks, or one for each. `speed_up` 0 plays as fast as
     possible, else requests start at their timestamp / `speed_up`. `slow_copy_s` and `jitter_s` are keyed by rank.
+
+    `standby` adds a second coordinator to the list, `restart` starts a coordinator again that has died, and
+    `kill_coordinator` kills the first one with SIGKILL after so many requests (0: never).
     """
 
     trace: str = str(DEMO)
@@ -65,6 +68,9 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     speed_up: float = 0.0
     slow_copy_s: dict[int, float] = {}
     jitter_s: dict[int, float] = {}
+    standby: bool = False
+    restart: bool = False
+    kill_coordinator: int = 0
 
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,11 +81,22 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     request_count: int
     device_pages: tuple[int, ...]
     host_pages: tuple[int, ...]
+    timeouts: Timeouts = TIMEOUTS
 
-    def coordinator(self, directory: Path) -> CoordinatorConfig:
-        """The configuration of the coordinator, with its socket in `directory`."""
+    @property
+    def coordinator_count(self) -> int:
+        if self.options.agreement is Agreeing.GLOO:
+            return 0
+        return 2 if self.options.standby else 1
+
+    def coordinator(self, index: int, directory: Path) -> CoordinatorConfig:
+        """The configuration of one coordinator of the list, with its socket in `directory`."""
         return CoordinatorConfig(
-            bind=[coordinator_address(directory)], http=None, timeouts=TIMEOUTS, log_level=LogLevel.ERROR
+            bind=[coordinator_address(directory, index)],
+            http=None,
+            recorder_dir=str(directory),
+            timeouts=self.timeouts,
+            log_level=LogLevel.ERROR,
         )
 
     def worker(self, rank: int, directory: Path) -> WorkerConfig:
@@ -88,11 +105,12 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
             group=self.group,
             rank=rank,
             listen=worker_address(directory, rank),
-            coordinators=[coordinator_address(directory)],
+            coordinators=[coordinator_address(directory, index) for index in range(max(self.coordinator_count, 1))],
             device_pages=self.device_pages[rank],
             host_pages=self.host_pages[rank],
             http=None,
-            timeouts=TIMEOUTS,
+            recorder_dir=str(directory),
+            timeouts=self.timeouts,
             copy_faults=CopyFaultsConfig(delay_s=self.options.slow_copy_s.get(rank, 0.0)),
             log_level=LogLevel.ERROR,
         )
@@ -123,8 +141,8 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
         return [(rank, rank + tp) for rank in range(world - tp)]
 
 
-def coordinator_address(directory: Path) -> str:
-    return f"ipc://{directory}/{COORDINATOR_SOCKET}"
+def coordinator_address(directory: Path, index: int = 0) -> str:
+    return f"ipc://{directory}/{COORDINATOR_SOCKETS[index]}"
 
 
 def worker_address(directory: Path, rank: int) -> str:
@@ -174,7 +192,12 @@ def _check(options: ReplayOptions, group: GroupConfig) -> None:
                 raise UsageError(field, rank, f"name one of the ranks 0 to {group.world_size - 1}")
             if not 0 <= seconds <= 10:
                 raise UsageError(field, seconds, "give from 0 to 10 seconds")
+    if options.kill_coordinator and not (options.standby or options.restart):
+        fix = "nobody would take over: add --standby or --restart"
+        raise UsageError("kill-coordinator", options.kill_coordinator, fix)
     if options.agreement is Agreeing.GLOO:
+        if options.standby or options.restart:
+            raise UsageError("agreement", "gloo", "has no coordinator: leave out --standby and --restart")
         if group.pp > 1:
             fix = "a collective inside the step waits in a circle across pipeline stages; play it with pp 1"
             raise UsageError("agreement", "gloo", fix)

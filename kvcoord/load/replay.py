@@ -6,11 +6,13 @@ ends the replay.
 """
 
 import asyncio
+import signal
 import socket
 import tempfile
 import time
 from asyncio import TaskGroup
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,18 +21,26 @@ import msgspec
 from kvcoord.client import connect
 from kvcoord.client.failures import exception_of
 from kvcoord.errors import DeadlineExceeded
-from kvcoord.load.children import Child, Children
-from kvcoord.load.dialogue import DriverFailed, DriverReport, FromDriver, Progress, Ready, Settled, Settling, Start
+from kvcoord.load.dialogue import (
+    EXPLAINED,
+    DriverFailed,
+    DriverReport,
+    FromDriver,
+    Progress,
+    Ready,
+    Settled,
+    Settling,
+    Start,
+    line,
+)
 from kvcoord.load.plan import Agreeing, ReplayPlan, worker_address
 from kvcoord.load.report import ReplayReport, differences, summarize
+from kvcoord.load.supervisor import Kept
 from kvcoord.observability.snapshot import WorkerSnapshot
+from kvcoord.runtime.children import KVCOORD, SERVE, Child, Children
 from kvcoord.runtime.exits import cause_of
 
-COMMAND: Final = ("-m", "kvcoord")
-
 GLOO: Final = ("-m", "kvcoord.load.gloo")
-
-SERVING: Final = ("--print-ready", "--exit-with-parent")
 
 START_TIMEOUT_S: Final = 120.0
 """All processes serve, and all engines are connected, within this time. Loading torch on a busy machine takes most."""
@@ -49,7 +59,7 @@ OnProgress = Callable[[int], None]
 async def replay(plan: ReplayPlan, on_progress: OnProgress = lambda _: None) -> ReplayReport:
     """Plays it. Raises the error of the process that failed first."""
     with tempfile.TemporaryDirectory(prefix="kvcoord-", ignore_cleanup_errors=True) as folder:
-        async with Children() as children:
+        async with Children(keep_errors=True) as children:
             run = _Run(plan, Path(folder), children, on_progress)
             try:
                 return await run.play()
@@ -66,8 +76,10 @@ class _Run:
         self._children = children
         self._on_progress = on_progress
         self._ranks = range(plan.group.world_size)
-        self._services: list[Child] = []
+        self._workers: list[Child] = []
+        self._coordinators: list[Kept] = []
         self._drivers: list[Child] = []
+        self._killed = False
         self._decoder: msgspec.json.Decoder[FromDriver] = msgspec.json.Decoder(FromDriver)
         self._settling: dict[int, int] = {}
 
@@ -77,13 +89,14 @@ class _Run:
             try:
                 async with asyncio.timeout(START_TIMEOUT_S):
                     await self._start_services()
-                    watches = [tasks.create_task(service.watch()) for service in self._services]
+                    watches = [tasks.create_task(worker.watch()) for worker in self._workers]
+                    watches.append(tasks.create_task(self._watch_coordinators()))
                     await self._start_drivers()
             except TimeoutError as error:
                 raise DeadlineExceeded("start of all processes", "START_TIMEOUT_S", START_TIMEOUT_S) from error
             start = Start(time.monotonic())
             for driver in self._drivers:
-                driver.say(start)
+                driver.say(line(start))
             listening = [tasks.create_task(self._report(rank)) for rank in self._ranks]
             reports = [await listened for listened in listening]
             workers = await self._statuses(reports)
@@ -91,11 +104,12 @@ class _Run:
                 await driver.finish()
             for watch in watches:
                 watch.cancel()
-        return summarize(self._plan, reports, workers)
+        return summarize(self._plan, reports, workers, sum(kept.lost for kept in self._coordinators))
 
     async def blame(self, group: ExceptionGroup) -> BaseException:
         """The error to show: how a process died if one did, since the others then only miss it."""
-        watches = [asyncio.create_task(child.watch()) for child in (*self._services, *self._drivers)]
+        coordinators = [kept.child for kept in self._coordinators]
+        watches = [asyncio.create_task(child.watch()) for child in (*coordinators, *self._workers, *self._drivers)]
         done, waiting = await asyncio.wait(watches, timeout=BLAME_TIMEOUT_S, return_when=asyncio.FIRST_EXCEPTION)
         for watch in waiting:
             watch.cancel()
@@ -104,20 +118,32 @@ class _Run:
 
     async def _start_services(self) -> None:
         """Coordinator and workers, until all serve."""
-        if self._plan.options.agreement is not Agreeing.GLOO:
-            path = self._write("coordinator", self._plan.coordinator(self._folder))
-            self._services.append(
-                await self._children.start("coordinator", [*COMMAND, "coordinator", "--config", path, *SERVING])
-            )
+        for index in range(self._plan.coordinator_count):
+            start = partial(self._start_coordinator, index)
+            again = start if self._plan.options.restart else None
+            self._coordinators.append(Kept(await start(), again, self._children))
         for rank in self._ranks:
             path = self._write(f"rank{rank}", self._plan.worker(rank, self._folder))
-            arguments = [*COMMAND, "worker", "--config", path, *SERVING]
+            arguments = [*KVCOORD, "worker", "--config", path, *SERVE]
             if self._plan.options.agreement is Agreeing.GLOO:
                 arguments = [*GLOO, path, str(self._folder / "gloo")]
-            self._services.append(await self._children.start(f"worker of rank {rank}", arguments))
+            self._workers.append(await self._children.start(f"worker of rank {rank}", arguments))
         async with TaskGroup() as tasks:
-            for service in self._services:
-                tasks.create_task(service.ready())
+            for worker in self._workers:
+                tasks.create_task(worker.ready())
+
+    async def _start_coordinator(self, index: int) -> Child:
+        name = "coordinator" if index == 0 else "standby coordinator"
+        path = self._write(f"coordinator{index}", self._plan.coordinator(index, self._folder))
+        child = await self._children.start(name, [*KVCOORD, "coordinator", "--config", path, *SERVE])
+        await child.ready()
+        return child
+
+    async def _watch_coordinators(self) -> None:
+        """Raises when the last of them has died and nobody starts it again."""
+        await asyncio.gather(*(kept.run() for kept in self._coordinators))
+        for kept in self._coordinators:
+            await kept.child.watch()
 
     async def _start_drivers(self) -> None:
         """Engines, until all are connected to their workers."""
@@ -131,9 +157,10 @@ class _Run:
             descriptors = [fd for fd in (upstream[rank], downstream[rank]) if fd >= 0]
             arguments = ["-m", "kvcoord.load.driver"]
             driver = await self._children.start(
-                f"engine of rank {rank}", arguments, talks=True, descriptors=descriptors
+                f"engine of rank {rank}", arguments, talks=True, descriptors=descriptors, generation=1
             )
-            driver.say(self._plan.driver(rank, self._folder, upstream[rank], downstream[rank]))
+            driver.expected = EXPLAINED
+            driver.say(line(self._plan.driver(rank, self._folder, upstream[rank], downstream[rank])))
             self._drivers.append(driver)
         for end in joined:
             end.close()
@@ -149,8 +176,16 @@ class _Run:
                 return said
             if isinstance(said, Progress):
                 self._on_progress(said.requests)
+                self._kill_coordinator(said.requests)
             elif isinstance(said, Settling):
                 self._settle(rank, said.operations_open)
+
+    def _kill_coordinator(self, requests: int) -> None:
+        """Once, when it is time."""
+        kill_at = self._plan.options.kill_coordinator
+        if kill_at and requests >= kill_at and not self._killed:
+            self._killed = True
+            self._coordinators[0].child.signal(signal.SIGKILL)
 
     async def _hear(self, rank: int) -> FromDriver:
         said = self._decoder.decode(await self._drivers[rank].hear())
@@ -165,7 +200,7 @@ class _Run:
             answer = Settled(not any(self._settling.values()))
             self._settling.clear()
             for driver in self._drivers:
-                driver.say(answer)
+                driver.say(line(answer))
 
     async def _statuses(self, reports: list[DriverReport]) -> list[WorkerSnapshot]:
         """The workers' counters. Of ranks that differ they are read until they say where they first did."""

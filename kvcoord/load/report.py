@@ -77,6 +77,7 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     digests_equal: bool
     differences: list[str]
     divergence: DivergenceSnapshot | None
+    coordinators_lost: int
     seconds: float
 
     @property
@@ -87,7 +88,9 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
         return Exit.FAILURE if self.pages_leaked or self.pages_corrupt else Exit.OK
 
 
-def summarize(plan: ReplayPlan, drivers: Sequence[DriverReport], workers: Sequence[WorkerSnapshot]) -> ReplayReport:
+def summarize(
+    plan: ReplayPlan, drivers: Sequence[DriverReport], workers: Sequence[WorkerSnapshot], coordinators_lost: int = 0
+) -> ReplayReport:
     """One report of all ranks', in rank order."""
     first, counters = drivers[0].tally, workers[0]
     different = list(differences(drivers, workers))
@@ -136,6 +139,7 @@ def summarize(plan: ReplayPlan, drivers: Sequence[DriverReport], workers: Sequen
         digests_equal=not different,
         differences=different,
         divergence=next((found for worker in workers if (found := worker.first_divergence)), None),
+        coordinators_lost=coordinators_lost,
         seconds=seconds,
     )
 

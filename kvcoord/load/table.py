@@ -45,6 +45,7 @@ def _rows(report: ReplayReport) -> list[tuple[str, str | Text]]:
         ("pages leaked", _verdict(f"{report.pages_leaked:,}", report.pages_leaked)),
         ("digests equal", _verdict("yes" if report.digests_equal else "no", not report.digests_equal)),
         *_trouble(report),
+        *_outage(report),
         ("seconds", f"{report.seconds:.2f}"),
     ]
 
@@ -79,6 +80,14 @@ def _trouble(report: ReplayReport) -> list[tuple[str, str | Text]]:
     elif not report.digests_equal:
         rows.append(("differences", Text("\n".join(report.differences), "red")))
     return rows
+
+
+def _outage(report: ReplayReport) -> list[tuple[str, str | Text]]:
+    if not report.coordinators_lost:
+        return []
+    return [
+        ("coordinators lost", f"{report.coordinators_lost}; the longest step took {report.step_us_max / 1e6:.3f} s")
+    ]
 
 
 def _verdict(text: str, wrong: bool | int) -> Text:

@@ -5,26 +5,15 @@ where they are a single latent (MLA). One part of one layer is a *plane*: the un
 one piece of `plane_bytes` for every page. It does not know where the bytes are nor which pages are in use.
 """
 
-from enum import StrEnum
 from typing import Annotated
 
 import msgspec
 
-from kvcoord.domain import PoolName
+from kvcoord.domain import Layout, PoolName
 from kvcoord.errors import ConfigError
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 """A count that a peer's message may not send as zero or less."""
-
-
-class Layout(StrEnum):
-    """The order of the bytes of one pool."""
-
-    LAYER_FIRST = "layer-first"
-    """Layer, part, page: adjacent pages of a plane are adjacent bytes. What engines compute in."""
-
-    PAGE_FIRST = "page-first"
-    """Page, layer, part: a page is one piece over all of its layers. What storage wants."""
 
 
 class PoolGeometry(msgspec.Struct, frozen=True):

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol, Self
 
+from kvcoord.domain import Layout
 from kvcoord.errors import ConfigError, UsageError
-from kvcoord.memory.geometry import Layout, PoolGeometry
+from kvcoord.memory.geometry import PoolGeometry
 
 
 class Hold(Protocol):

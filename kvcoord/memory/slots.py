@@ -3,6 +3,7 @@
 A slot goes round one circle; only the owner moves it, and always a whole set of slots at a time:
 
     FREE -reserve-> RESERVED -commit-> USED -free-> FREE
+    FREE -claim-> USED                              slots of an earlier life, by number
     RESERVED -free-> FREE
     RESERVED | USED -quarantine-> QUARANTINED -release-> FREE
 
@@ -138,6 +139,24 @@ class SlotPool:
         self._counts[_FREE] -= count
         self._counts[_RESERVED] += count
         return slots
+
+    def claim(self, slots: Sequence[int], owner: str) -> None:
+        """FREE -> USED for these very slots: what they hold is still there from an earlier life. O(free slots).
+
+        Raises SlotNotAllocated outside the pool and SlotStateMismatch for a slot that is not free or is named twice.
+        """
+        claimed: set[int] = set()
+        for slot in slots:
+            self._require_inside(slot)
+            if self._states[slot] != _FREE or slot in claimed:
+                raise SlotStateMismatch(self.name, slot, owner, SlotState(self._states[slot]).name.lower())
+            claimed.add(slot)
+        for slot in slots:
+            self._states[slot] = _USED
+            self._owners[slot] = owner
+        self._free = [slot for slot in self._free if slot not in claimed]
+        self._counts[_FREE] -= len(claimed)
+        self._counts[_USED] += len(claimed)
 
     def commit(self, slots: Sequence[int], owner: str) -> None:
         """RESERVED -> USED. Raises as the class says."""

@@ -76,6 +76,10 @@ class CoordinatorMachine:
         self._after(group, now)
         return effects
 
+    def probe(self) -> list[CoordinatorEffect]:
+        """Somebody is gone whom the transport cannot name: a word to every member shows who."""
+        return [effect for group in self.groups.values() for effect in group.probe()]
+
     def tick(self, now: float) -> list[CoordinatorEffect]:
         """Lets every deadline up to `now` pass."""
         effects: list[CoordinatorEffect] = []

@@ -17,6 +17,7 @@ from kvcoord.protocol.membership import GroupState, Member, Membership
 from kvcoord.protocol.messages import (
     Accept,
     Activate,
+    Alive,
     Completion,
     Decision,
     Divergence,
@@ -154,6 +155,12 @@ class GroupMachine:
         """The transport says that nobody is there any more, or that its queue is full."""
         return self.membership.gone(peer, now)
 
+    def probe(self) -> list[CoordinatorEffect]:
+        """A word to every member, so that the transport notices which of them it cannot reach."""
+        if not self.membership.peers:
+            return []
+        return [self._everyone(Alive(self.epoch, self._incarnation, self.stream.sequence))]
+
     def tick(self, now: float) -> list[CoordinatorEffect]:
         """Lets every deadline up to `now` pass."""
         effects = self.membership.tick(now)
@@ -188,11 +195,12 @@ class GroupMachine:
         for decision in aborts:
             self._count(decision)
         self.rounds.resume(self.epoch, merged.round, merged.verdicts)
+        held = [report.held for report in reports.values()] if merged.fresh else [0]
         number = epoch_number(self.epoch)
         detail: dict[str, object] = {"epoch": number, "fresh": merged.fresh, "in_doubt": len(merged.in_doubt)}
         effects: list[CoordinatorEffect] = [Note("activate", "", detail)]
         effects += self.membership.activate(
-            {rank: _activation(self.epoch, merged, aborts, report) for rank, report in reports.items()}
+            {rank: _activation(self.epoch, merged, aborts, report, held) for rank, report in reports.items()}
         )
         if merged.conflict is not None:
             found = Divergence(self.epoch, -1, merged.conflict.sides, merged.conflict.what)
@@ -215,6 +223,9 @@ class GroupMachine:
         if isinstance(message, StreamVote):
             return self._vote(rank, message, now)
         if isinstance(message, StreamAck):
+            if message.ack.operation not in self.transfers and not self.stream.reaches(message.sequence):
+                self._ignore("ack_too_old")
+                return []
             completion = self.transfers.record(rank, message.ack, now)
             return [] if completion is None else self._ended([completion])
         if isinstance(message, FetchEntries):
@@ -263,6 +274,9 @@ class GroupMachine:
 
     def _vote(self, rank: Rank, message: StreamVote, now: float) -> list[CoordinatorEffect]:
         known = self.stream.decided(message.vote.operation)
+        if known is None and not self.stream.votes_on(message.vote.operation, message.sequence):
+            self._ignore("vote_too_old")
+            return []
         decision = self.stream.vote(rank, message.vote, now)
         if known is not None:
             return [Send((self.members[rank].peer,), Numbered(self.epoch, known))]
@@ -331,11 +345,13 @@ class GroupMachine:
         self.membership.ignored[cause] = self.membership.ignored.get(cause, 0) + 1
 
 
-def _activation(epoch: int, merged: Merged, aborts: list[Decision], report: Report) -> Activate:
-    """What one rank lacks, from what it reported."""
+def _activation(epoch: int, merged: Merged, aborts: list[Decision], report: Report, held: list[int]) -> Activate:
+    """What one rank lacks, from what it reported. `held`: the host pages of each rank that may be kept."""
     entries = [entry for entry in (*merged.entries, *aborts) if entry.sequence > report.sequence and not merged.fresh]
     verdicts = [verdict for verdict in merged.verdicts if 0 <= report.verdict_next <= verdict.round]
-    return Activate(epoch, merged.history, entries, verdicts, merged.capacity, merged.round)
+    return Activate(
+        epoch, merged.history, entries, verdicts, merged.capacity, merged.round, min(held), max(held)
+    )
 
 
 def _misfit(reports: Mapping[Rank, Report]) -> Refused | None:

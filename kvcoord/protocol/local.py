@@ -236,7 +236,8 @@ class Advanced(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
     """The verdict applied (-1: none was due): outcomes of deferred operations, and transfers that ended.
 
     `completed` landed on all ranks; `retracted` failed somewhere, with (operation, reason, rank). `operations_open`
-    counts operations not ended, the same on every rank.
+    counts operations not ended, the same on every rank. `broken` are leases with pages of a retracted load-back: what
+    is computed from them is void.
     """
 
     step: int
@@ -245,6 +246,7 @@ class Advanced(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
     completed: list[OperationId]
     retracted: list[tuple[OperationId, Reason, Rank]]
     operations_open: int
+    broken: list[int] = []
 
 
 class Agreed(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=39):

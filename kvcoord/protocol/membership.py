@@ -199,10 +199,13 @@ class Membership:
         for rank in sorted(self.members):
             member = self.members.get(rank)
             if member is not None and member.last_heard + self._heartbeat_timeout_s <= now:
-                effects += self.lose(rank, f"rank {rank} silent for {now - member.last_heard:.1f} s", now)
+                effects += self.lose(
+                    rank, f"rank {rank} silent for {now - member.last_heard:.1f} s (heartbeat_timeout_s)", now
+                )
         if self.state is GroupState.PREPARING and self._prepare_deadline <= now:
             late = next(rank for rank in sorted(self.members) if self.members[rank].report is None)
-            effects += self.lose(late, f"rank {late} did not accept epoch {epoch_number(self.epoch)} in time", now)
+            cause = f"rank {late} did not accept epoch {epoch_number(self.epoch)} in time (prepare_timeout_s)"
+            effects += self.lose(late, cause, now)
         return effects
 
     def lose(self, rank: Rank, cause: str, now: float) -> list[CoordinatorEffect]:

@@ -143,7 +143,8 @@ class Report(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     `sequence` is the last stream entry applied, `entries` the recent ones it still has, `in_doubt` the operations it
     voted on without knowing the outcome. `verdicts` are the last ones received and `verdict_next` the round whose
     verdict is needed next (-1: no frame was sent). `retracted` are retractions that are not drained yet. `free` counts
-    the free pages of each pool. `lockstep`: this rank's acks travel in frames.
+    the free pages of each pool. `lockstep`: this rank's acks travel in frames. `held` counts pages in the host tier that
+    may outlive this history.
     """
 
     history: int
@@ -155,6 +156,7 @@ class Report(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     retracted: list[Completion]
     free: list[int]
     lockstep: bool
+    held: int = 0
 
 
 class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=1):
@@ -189,17 +191,22 @@ class Heartbeat(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fro
 
 
 class StreamVote(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=4):
-    """A vote that does not wait for a frame."""
+    """A vote that does not wait for a frame.
+
+    `sequence` is the last stream entry applied: an operation decided after it, and forgotten since, is not voted anew.
+    """
 
     epoch: int
     vote: Vote
+    sequence: int = 0
 
 
 class StreamAck(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=5):
-    """An ack that does not wait for a frame."""
+    """An ack that does not wait for a frame. `sequence` as in StreamVote."""
 
     epoch: int
     ack: Ack
+    sequence: int = 0
 
 
 class FetchEntries(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=6):
@@ -270,7 +277,8 @@ class Activate(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
     """All ranks have accepted: the group works. Carries what any rank knew.
 
     `history` unequal to a rank's own means: drop what you hold and begin anew. `capacity` is the first agreed free
-    count per pool. `round` is the last decided round, -1 for none.
+    count per pool. `round` is the last decided round, -1 for none. `held_least` and `held_most`: the least and the most
+    pages that a rank holds from before; with none on some rank there is nothing to be kept.
     """
 
     epoch: int
@@ -279,6 +287,8 @@ class Activate(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
     verdicts: list[Verdict]
     capacity: list[int]
     round: int
+    held_least: int = 0
+    held_most: int = 0
 
 
 class Alive(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=44):

@@ -44,7 +44,8 @@ __all__ = ["Identity", "RankLimits", "RankMachine", "RankState"]
 class RankMachine:
     """One member of a group. `receive` takes the coordinator's messages, `tick` lets deadlines pass.
 
-    `free_counts` is asked for the free pages per pool when the rank reports what it knows.
+    `free_counts` is asked for the free pages per pool when the rank reports what it knows, `held` for the host pages
+    that it could take into a new history.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class RankMachine:
         free_counts: Callable[[], list[int]],
         *,
         lockstep: bool,
+        held: Callable[[], int] = lambda: 0,
     ) -> None:
         self.membership = RankMembership(identity, coordinator_count, limits, self._report)
         self.history = NO_EPOCH
@@ -63,6 +65,7 @@ class RankMachine:
         self.rounds = RankRounds(lag)
         self.lockstep = lockstep
         self._free_counts = free_counts
+        self._held = held
         self._retry_s = limits.heartbeat_interval_s
         self._fetched = -1
 
@@ -119,8 +122,12 @@ class RankMachine:
         return self.membership.leave()
 
     def gone(self, now: float) -> list[RankEffect]:
-        """The transport says that nobody is there any more."""
+        """The transport says that the connection is gone."""
         return self.membership.gone(now)
+
+    def absent(self, now: float) -> list[RankEffect]:
+        """The transport says that nobody is at the coordinator's address."""
+        return self.membership.absent(now)
 
     def tick(self, now: float) -> list[RankEffect]:
         """Lets every deadline up to `now` pass."""
@@ -144,7 +151,7 @@ class RankMachine:
         """
         if not self.stream.vote(vote, now) or not self.active:
             return []
-        return [SendUp(StreamVote(self.epoch, vote))]
+        return [SendUp(StreamVote(self.epoch, vote, self.stream.sequence))]
 
     def decided(self, operation: OperationId) -> Decision | None:
         """The decision of a stream operation that has been applied lately."""
@@ -161,7 +168,7 @@ class RankMachine:
         if self.lockstep:
             self.rounds.ack(ack)
             return []
-        return [SendUp(StreamAck(self.epoch, ack))] if self.active else []
+        return [SendUp(StreamAck(self.epoch, ack, self.stream.sequence))] if self.active else []
 
     def frame(self, step: int, free: list[int], digest: int, now: float) -> list[RankEffect]:
         """Sends the frame of this step. While the group is suspended it is kept and sent at the next activation.
@@ -251,7 +258,7 @@ class RankMachine:
 
     def _say_again(self, last_round: int, now: float) -> list[RankEffect]:
         """What the new coordinator has not heard: frames, acks, and votes that were put after the Accept."""
-        votes = [SendUp(StreamVote(self.epoch, vote)) for vote in self.stream.undecided()]
+        votes = [SendUp(StreamVote(self.epoch, vote, self.stream.sequence)) for vote in self.stream.undecided()]
         frames = self.rounds.resend(self.epoch, last_round, now)
         told = {ack.operation for frame in frames for ack in frame.acks}
         effects: list[RankEffect] = [*votes, *(SendUp(frame) for frame in frames)]
@@ -261,7 +268,7 @@ class RankMachine:
             if self.lockstep:
                 self.rounds.ack(ack)
             else:
-                effects.append(SendUp(StreamAck(self.epoch, ack)))
+                effects.append(SendUp(StreamAck(self.epoch, ack, self.stream.sequence)))
         return effects
 
     def _other(self, message: FromCoordinator) -> list[RankEffect]:
@@ -284,20 +291,25 @@ class RankMachine:
             self.stream.retracted(),
             self._free_counts(),
             self.lockstep,
+            self._held(),
         )
 
     def _overdue(self, now: float) -> list[RankEffect]:
         """Whatever has been without an answer for a heartbeat: said again, in case it was lost."""
         retry_s = self._retry_s
         effects: list[RankEffect] = [
-            SendUp(StreamVote(self.epoch, vote)) for vote in self.stream.overdue_votes(now, retry_s)
+            SendUp(StreamVote(self.epoch, vote, self.stream.sequence))
+            for vote in self.stream.overdue_votes(now, retry_s)
         ]
         if self.lockstep:
             frame = self.rounds.overdue(now, retry_s)
             if frame is not None:
                 effects.append(SendUp(frame))
         else:
-            effects += [SendUp(StreamAck(self.epoch, ack)) for ack in self.stream.overdue_acks(now, retry_s)]
+            effects += [
+                SendUp(StreamAck(self.epoch, ack, self.stream.sequence))
+                for ack in self.stream.overdue_acks(now, retry_s)
+            ]
         return effects
 
     def _ignore(self, cause: str) -> list[RankEffect]:

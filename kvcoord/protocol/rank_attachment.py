@@ -26,12 +26,15 @@ class Attachment:
     """The clockwork of one rank. `number` counts the attachments of this life: it tells late answers apart."""
 
     __slots__ = (
+        "_absent",
         "_beat_at",
         "_count",
         "_ever_active",
         "_gathering_since",
         "_heard_at",
         "_limits",
+        "_move_at",
+        "_move_to",
         "_since",
         "_stopped_at",
         "index",
@@ -44,6 +47,9 @@ class Attachment:
         self._count = coordinator_count
         self._limits = limits
         self._ever_active = False
+        self._absent = 0
+        self._move_to = 0
+        self._move_at = float("inf")
         self._stopped_at = self._since = self._heard_at = self._beat_at = self._gathering_since = 0.0
 
     @property
@@ -58,6 +64,7 @@ class Attachment:
         """A new connection, with a Hello that is sent at once."""
         self.index = index
         self._since = self._heard_at = now
+        self._move_at = float("inf")
         self.again(now)
 
     def again(self, now: float) -> None:
@@ -67,6 +74,7 @@ class Attachment:
 
     def heard(self, now: float) -> None:
         self._heard_at = now
+        self._absent = 0
 
     def beaten(self, now: float) -> None:
         self._beat_at = now
@@ -83,9 +91,19 @@ class Attachment:
         self._gathering_since = now
 
     def broken(self, now: float) -> None:
-        """The connection is gone: move on now, but at most once in a heartbeat interval."""
-        due_at = max(now, self._since + self._limits.heartbeat_interval_s)
-        self._heard_at = min(self._heard_at, due_at - self._limits.heartbeat_timeout_s)
+        """The connection is gone: connect again now, but at most once in a heartbeat interval."""
+        self._absent = 0
+        self._move_to = self.index
+        self._move_at = max(now, self._since + self._limits.heartbeat_interval_s)
+
+    def absent(self, now: float) -> None:
+        """Nobody is at this coordinator's address: try the next one now, but one tour in a heartbeat interval."""
+        if self._count == 1:
+            return
+        self._absent += 1
+        self._move_to = self.next_index
+        toured = self._absent % self._count == 0
+        self._move_at = max(now, self._since + self._limits.heartbeat_interval_s) if toured else now
 
     def waited_s(self, now: float) -> float:
         return now - self._stopped_at
@@ -96,6 +114,10 @@ class Attachment:
     def given_up(self, now: float) -> bool:
         """The group has not worked for longer than the group deadline (before it ever did: the join timeout)."""
         return self._give_up_at() <= now
+
+    def parted_to(self, now: float) -> int | None:
+        """The coordinator to connect to now, since the connection is gone or could not be made. None: stay here."""
+        return self._move_to if self._move_at <= now else None
 
     def silent(self, now: float) -> bool:
         return self._heard_at + self._limits.heartbeat_timeout_s <= now
@@ -109,7 +131,10 @@ class Attachment:
 
     def deadline(self, *, active: bool, gathering: bool) -> float:
         """When the next of these becomes true; what is not watched in this state is left out."""
-        at = min(self._heard_at + self._limits.heartbeat_timeout_s, self._beat_at + self._limits.heartbeat_interval_s)
+        limits = self._limits
+        at = min(
+            self._heard_at + limits.heartbeat_timeout_s, self._beat_at + limits.heartbeat_interval_s, self._move_at
+        )
         if not active:
             at = min(at, self._give_up_at())
         return min(at, self._move_on_at()) if gathering else at

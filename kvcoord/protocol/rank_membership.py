@@ -86,11 +86,20 @@ class RankMembership:
         return [SendUp(Leave(self.epoch))]
 
     def gone(self, now: float) -> list[RankEffect]:
-        """The connection is gone. Moving on is left to `tick`, due at once or soon."""
+        """The connection is gone. Connecting again is left to `tick`, due at once or soon."""
         if self.ended:
             return []
         self.attachment.broken(now)
-        return self._suspend(Reason.COORDINATOR_LOST, -1, f"coordinator {self.attachment.index} is not reachable", now)
+        cause = f"the connection to coordinator {self.attachment.index} is gone"
+        return self._suspend(Reason.COORDINATOR_LOST, -1, cause, now)
+
+    def absent(self, now: float) -> list[RankEffect]:
+        """No connection can be made. Moving on is left to `tick`, due at once or soon."""
+        if self.ended:
+            return []
+        self.attachment.absent(now)
+        cause = f"nobody answers at the address of coordinator {self.attachment.index}"
+        return self._suspend(Reason.COORDINATOR_LOST, -1, cause, now)
 
     def tick(self, now: float) -> list[RankEffect]:
         """Deadlines of all states, and what is said at a heartbeat while joining."""
@@ -100,14 +109,17 @@ class RankMembership:
         if not self.active and link.given_up(now):
             self.state = RankState.LOST
             return [Lost(self.cause, link.waited_s(now))]
+        parted_to = link.parted_to(now)
+        if parted_to is not None:
+            return self._move(parted_to, now)
         if link.silent(now):
-            cause = f"coordinator {link.index} silent for {link.silent_s(now):.1f} s"
+            cause = f"coordinator {link.index} silent for {link.silent_s(now):.1f} s (heartbeat_timeout_s)"
             effects = self._suspend(Reason.COORDINATOR_LOST, -1, cause, now)
-            return effects + self._move_on(now)
+            return effects + self._move(link.next_index, now)
         if self.active:
             return []
         if self.state is RankState.JOINING and link.deserted(now):
-            return self._move_on(now)
+            return self._move(link.next_index, now)
         if not link.beat_due(now):
             return []
         link.beaten(now)
@@ -190,8 +202,8 @@ class RankMembership:
         self.attachment.stopped(now)
         return [GroupSuspended(rank, cause)]
 
-    def _move_on(self, now: float) -> list[RankEffect]:
-        self.attachment.attach(self.attachment.next_index, now)
+    def _move(self, index: int, now: float) -> list[RankEffect]:
+        self.attachment.attach(index, now)
         return [Attach(self.attachment.index), SendUp(self._hello())]
 
     def _hello(self) -> Hello:

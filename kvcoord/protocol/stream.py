@@ -112,11 +112,22 @@ class StreamTable:
         self._log.append(numbered)
         return numbered
 
+    def reaches(self, sequence: int) -> bool:
+        """Whether the log still has every entry after `sequence`."""
+        return not self._log or self._log[0].sequence <= sequence + 1
+
+    def votes_on(self, operation: OperationId, sequence: int) -> bool:
+        """Whether a rank that has applied the entries up to `sequence` may vote on this operation, not decided here.
+
+        It may not when a decision on it may have been forgotten: a second one would be made.
+        """
+        return operation in self._open or self.reaches(sequence)
+
     def after(self, sequence: int) -> list[Entry] | None:
         """Entries after `sequence`, or None when the log no longer reaches back so far."""
         if sequence >= self.sequence:
             return []
-        if not self._log or self._log[0].sequence > sequence + 1:
+        if not self._log or not self.reaches(sequence):
             return None
         return [entry for entry in self._log if entry.sequence > sequence]
 

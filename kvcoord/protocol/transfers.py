@@ -42,6 +42,10 @@ class TransferTable:
     def __len__(self) -> int:
         return len(self._open)
 
+    def __contains__(self, operation: OperationId) -> bool:
+        """Whether it is open here, or ended lately."""
+        return operation in self._open or operation in self._retired
+
     def resume(self, retracted: Iterable[Completion]) -> None:
         """A new epoch: acks are said again. What was retracted before it stays retracted, whatever those acks say."""
         self._open.clear()

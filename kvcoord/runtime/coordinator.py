@@ -50,6 +50,9 @@ from kvcoord.transport.zeromq import ZeromqTransport
 
 log = logging.getLogger(__name__)
 
+PROBE_DELAY_S: Final = 0.02
+"""From a connection that broke until everybody is probed: the transport has let go of the peer by then."""
+
 LISTENERS_MAX: Final = 256
 """A listener is one byte of its peers' names."""
 
@@ -98,6 +101,7 @@ class Coordinator:
         self._alarm = Alarm(self._loop, self._rang)
         self._alarm_set = False
         self._wait_shortest_s = wait_shortest_s(limits)
+        self._looking = False
         self._not_ready = "starting"
 
     async def __aenter__(self) -> "Coordinator":
@@ -171,7 +175,9 @@ class Coordinator:
             prefix = bytes((index,))
             on_batch, on_lost = partial(self._arrived, prefix), partial(self._lost, prefix)
             self._listeners.append(
-                await transport.open_listener(address, on_batch=on_batch, on_lost=on_lost, limits=limits)
+                await transport.open_listener(
+                    address, on_batch=on_batch, on_lost=on_lost, limits=limits, on_parted=self._parted
+                )
             )
 
     def _http_server(self, address: str) -> HttpServer:
@@ -222,6 +228,21 @@ class Coordinator:
         now = self._loop.time()
         try:
             self._perform(self.machine.gone(prefix + name, now), now)
+        except Exception as error:
+            self._fail(error)
+
+    def _parted(self) -> None:
+        """Some peer is gone: who it was shows when everybody is sent a word. Many that go at once take one look."""
+        if not self._looking:
+            self._looking = True
+            self._loop.call_later(PROBE_DELAY_S, self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        if self.failure.done() or self._not_ready:
+            return
+        try:
+            self._perform(self.machine.probe(), self._loop.time())
         except Exception as error:
             self._fail(error)
 

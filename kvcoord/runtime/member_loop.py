@@ -65,7 +65,14 @@ class MemberLoop:
         self._alarm = Alarm(self._loop, self._rang)
         self._coordinator: Coordinator | None = None
         self._begun = False
-        self._uplink = Uplink(config, rank_transport(config), link_limits(config), self._heard)
+        self._uplink = Uplink(
+            config,
+            rank_transport(config),
+            link_limits(config),
+            self._heard,
+            on_lost=lambda: self._perform(self.machine.gone(self._loop.time())),
+            on_absent=lambda: self._perform(self.machine.absent(self._loop.time())),
+        )
         identity = Identity(
             group=config.group.name,
             rank=config.rank,
@@ -207,6 +214,7 @@ def _rank_limits(config: WorkerConfig) -> RankLimits:
     return RankLimits(
         heartbeat_interval_s=timeouts.heartbeat_interval_s,
         heartbeat_timeout_s=timeouts.heartbeat_timeout_s,
+        gather_timeout_s=timeouts.gather_timeout_s,
         join_timeout_s=timeouts.join_timeout_s,
         group_deadline_s=timeouts.group_deadline_s,
         decisions_kept_max=config.limits.decisions_kept_max,

@@ -31,7 +31,8 @@ def link_limits(config: WorkerConfig) -> LinkLimits:
 class Uplink:
     """Opens connections in the background; messages sent before one is open wait for it, up to `queue_messages_max`.
 
-    `transport` None: a worker without a coordinator.
+    `transport` None: a worker without a coordinator. `on_lost` is called when the connection broke, `on_absent` once
+    for an attachment when none could be made.
     """
 
     def __init__(
@@ -40,11 +41,14 @@ class Uplink:
         transport: Transport | None,
         limits: LinkLimits,
         on_batch: Callable[[list[bytes]], None],
+        on_lost: Callable[[], None],
+        on_absent: Callable[[], None],
     ) -> None:
         self._config = config
         self._transport = transport
         self._limits = limits
-        self._on_batch = on_batch
+        self._on_batch, self._on_lost, self._on_absent = on_batch, on_lost, on_absent
+        self._missed = False
         self._attachment = 0
         self._connection: Connection | None = None
         self._connected = False
@@ -58,6 +62,7 @@ class Uplink:
         self._attachment += 1
         self.address = self._config.coordinators[index]
         self._waiting.clear()
+        self._missed = False
         former, self._connection, self._connected = self._connection, None, False
         task = asyncio.get_running_loop().create_task(self._open(self.address, self._attachment, incarnation, former))
         self._tasks.add(task)
@@ -95,6 +100,7 @@ class Uplink:
                 on_connected=partial(self._ready, attachment),
                 on_lost=partial(self._lost, attachment),
                 limits=self._limits,
+                on_absent=partial(self._absent, attachment),
             )
         except KvcoordError as error:
             log.error("coordinator %s: %s", address, error)
@@ -118,6 +124,12 @@ class Uplink:
         if attachment == self._attachment:
             self._connected = False
             log.warning("connection to coordinator %s lost: %s", self.address, cause)
+            self._on_lost()
+
+    def _absent(self, attachment: int) -> None:
+        if attachment == self._attachment and not self._missed:
+            self._missed = True
+            self._on_absent()
 
     def _take(self, attachment: int, batch: list[bytes]) -> None:
         if attachment == self._attachment:

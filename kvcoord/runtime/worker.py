@@ -95,7 +95,7 @@ class Worker:
         self._watchers: set[asyncio.Task[None]] = set()
         self._leaving = False
         self.copies = Copies(config, self._loop, self._copy_ended)
-        self.uplink = Uplink(config, remote, self._limits, self._heard)
+        self.uplink = Uplink(config, remote, self._limits, self._heard, self._parted, self._unconnected)
         self.machine = self._new_machine()
 
     async def open(self) -> None:
@@ -227,7 +227,10 @@ class Worker:
             self._begin_again()
 
     def _begin_again(self) -> None:
-        """Ends this membership with its engine's life, and waits in the group for the next engine."""
+        """Ends this membership with its engine's life, and waits in the group for the next engine.
+
+        While copies still run the next engine's calls wait with the machine that has left.
+        """
         if self._leaving:
             return
         self.copies.unregister()
@@ -235,8 +238,11 @@ class Worker:
         if self.machine.copies_open:
             return
         self.machine.cache.abandon()
+        asked = self.machine.waiting()
         self.machine = self._new_machine()
         self._perform(self.machine.start(self._loop.time()))
+        for session, number, call in asked:
+            self._perform(self.machine.call(session, number, call, self._loop.time()))
         self._flush()
 
     def _new_machine(self) -> WorkerMachine:
@@ -259,11 +265,17 @@ class Worker:
             self._perform(self.machine.receive(message, now))
         self._flush()
 
-    def _rang(self) -> None:
-        self._safely(self._tick)
+    def _parted(self) -> None:
+        self._safely(self._step, self.machine.disconnected)
 
-    def _tick(self) -> None:
-        self._perform(self.machine.tick(self._loop.time()))
+    def _unconnected(self) -> None:
+        self._safely(self._step, self.machine.unconnected)
+
+    def _rang(self) -> None:
+        self._safely(self._step, self.machine.tick)
+
+    def _step(self, step: Callable[[float], list[WorkerEffect]]) -> None:
+        self._perform(step(self._loop.time()))
         self._flush()
 
     # --- copies ---------------------------------------------------------------------------------------------------

@@ -96,8 +96,8 @@ class LockstepEngine:
 
     def restart(self) -> None:
         """The engine's process ends, and another one starts in its place."""
+        self._rank.engine_gone(self.session)
         self._drop()
-        self._rank.engine_gone()
         self._world.agenda.after(self._random.uniform(0.01, 1.0), partial(self._begin_if, self.session))
 
     def _begin_if(self, session: int) -> None:
@@ -213,6 +213,9 @@ class LockstepEngine:
 
     def _advanced(self, answer: Answer) -> None:
         assert isinstance(answer, Advanced)
+        for held in self._held:
+            if held.number in answer.broken:
+                held.keys = []
         if not self.history:
             self.history = self._rank.machine.history
         drain_from = self._world.drain_from

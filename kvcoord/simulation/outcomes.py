@@ -43,11 +43,11 @@ class AgreementPromise(Promise):
 
     def __init__(self, world: object) -> None:
         super().__init__(world)  # type: ignore[arg-type]
-        self._outcomes: dict[tuple[int, OperationId], tuple[Outcome, str]] = {}
+        self.outcomes: dict[tuple[int, OperationId], tuple[Outcome, str]] = {}
 
     def answered(self, rank: "SimulatedRank", where: Where, call: Call, answer: Answer) -> None:
         for outcome in map(_without_own_rank, outcomes_of(answer)):
-            held, by = self._outcomes.setdefault((where[0], outcome.operation), (outcome, rank.name))
+            held, by = self.outcomes.setdefault((where[0], outcome.operation), (outcome, rank.name))
             if not self._same(held, outcome):
                 raise self.broken(f"{by} was told {held}, {rank.name} {outcome}", outcome.operation)
 

@@ -56,6 +56,11 @@ class Promises:
     def _wanting(self, hook: str) -> list[Promise]:
         return [promise for promise in self.all if getattr(type(promise), hook) is not getattr(Promise, hook)]
 
+    @property
+    def operations(self) -> int:
+        """Operations whose outcome some engine has learned."""
+        return next(len(promise.outcomes) for promise in self.all if isinstance(promise, AgreementPromise))
+
     def count(self, cause: str) -> None:
         self.ignored[cause] = self.ignored.get(cause, 0) + 1
 

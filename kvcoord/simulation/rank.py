@@ -123,9 +123,9 @@ class SimulatedRank(Process):
         if self.engine is not None:
             self.engine.disconnected()
 
-    def engine_gone(self) -> None:
+    def engine_gone(self, session: int) -> None:
         """The engine's process has ended: so does this membership, and the next one waits for the next engine."""
-        self.take(self._begin_again)
+        self.take(partial(self._begin_again, session))
 
     def tick(self) -> None:
         self._event(self.worker.tick(self.now()))
@@ -135,15 +135,19 @@ class SimulatedRank(Process):
         """This end of the connection, as the coordinator knows it."""
         return f"{self.number}/{self.incarnation}/{self._attachment}".encode()
 
-    def _begin_again(self) -> None:
-        self.worker.closed(self.engine.session if self.engine is not None else 0)
+    def _begin_again(self, session: int) -> None:
+        self.worker.closed(session)
         self._event(self.worker.leave(self.now()))
         self._restart_machine()
 
     def _restart_machine(self) -> None:
         if self.worker.left and not self.worker.copies_open:
+            self.worker.cache.abandon()
+            asked = self.worker.waiting()
             self._new_machine()
             self._event(self.worker.start(self.now()))
+            for session, number, call in asked:
+                self._event(self.worker.call(session, number, call, self.now()))
 
     def _new_machine(self) -> None:
         self._world.incarnations += 1
@@ -166,7 +170,7 @@ class SimulatedRank(Process):
 
     def register(self) -> None:
         """The engine begins a life."""
-        self.take(self.worker.registered)
+        self.take(lambda: self.worker.registered())
 
     def call(self, session: int, calls: list[tuple[int, Call]]) -> None:
         """What the engine asks at one moment. Nothing comes back when the process is dead: the engine knows."""

@@ -1,5 +1,6 @@
 """The engine of one rank without lockstep: it comes to the group's operations in its own order and at its own pace.
 
+Operations arrive at all engines at about the same time, as requests do. One that is late with them gives up the oldest.
 It owns its device slots, and gives one back only when the worker has answered and no copy touches it any more.
 """
 
@@ -19,11 +20,8 @@ if TYPE_CHECKING:
 OPEN_MAX = 4
 """Calls that one engine has open at once."""
 
-AHEAD_MAX = 3
-"""An engine that begins anew goes on so many operations before the foremost of the others."""
-
 DISORDER = 3.0
-"""How many operations an engine may be ahead of the common order with one of them."""
+"""How many operations an engine may be late with one of them, by its own choice."""
 
 
 class StreamingEngine:
@@ -54,8 +52,8 @@ class StreamingEngine:
 
     def restart(self) -> None:
         """The engine's process ends, and another one starts in its place."""
+        self._rank.engine_gone(self.session)
         self._drop()
-        self._rank.engine_gone()
         self._world.agenda.after(self._random.uniform(0.01, 1.0), partial(self._begin_if, self.session))
 
     def resume(self) -> None:
@@ -67,7 +65,7 @@ class StreamingEngine:
 
     def _begin(self) -> None:
         self._drop()
-        self.step = max(0, *(engine.step - AHEAD_MAX for engine in self._world.engines))
+        self.step = self._arrived()
         self._rank.register()
         self._world.agenda.after(self._random.random() * 0.05, partial(self._move, self.session))
 
@@ -96,17 +94,22 @@ class StreamingEngine:
         self._world.agenda.after(seconds, partial(self._move, session))
 
     def _put(self) -> bool:
-        """Whether there was an operation to put."""
-        drain_from = self._world.drain_from
-        while len(self._next) <= DISORDER and (drain_from is None or self.step < drain_from):
-            self._next.append((self.step + self._random.random() * DISORDER, self.step))
-            self.step += 1
-        if not self._next:
-            return False
-        self._next.sort()
-        _, number = self._next.pop(0)
-        self._operation(number)
+        """Puts the next operation if its time has come. Whether there are any more."""
+        drain_from, arrived = self._world.drain_from, self._arrived()
+        last = arrived if drain_from is None else min(arrived, drain_from - 1)
+        for number in range(self.step, last + 1):
+            self._next.append((number + self._random.random() * DISORDER, number))
+        self.step = max(self.step, last + 1)
+        too_old = arrived - self._world.shape.timeouts.vote_timeout_s / self._world.shape.think_s
+        self._next = sorted(held for held in self._next if held[1] >= too_old)
+        if not self._next or self._next[0][0] > arrived:
+            return bool(self._next)
+        self._operation(self._next.pop(0)[1])
         return True
+
+    def _arrived(self) -> int:
+        """The last operation that has come to the group so far."""
+        return int(self._world.agenda.now / self._world.shape.think_s)
 
     def _operation(self, number: int) -> None:
         """The same on every rank, except that one of them may never come to it."""

@@ -101,7 +101,7 @@ class World:
         return (
             self.drain_from is not None
             and all(engine.done for engine in self.engines)
-            and len({rank.machine.history for rank in self.ranks}) == 1
+            and len({(rank.machine.history, rank.machine.stream.sequence) for rank in self.ranks}) == 1
             and all(rank.machine.active and not rank.copies for rank in self.ranks)
         )
 

@@ -9,12 +9,14 @@ import asyncio
 from kvcoord.errors import ConfigError
 from kvcoord.transport.inbox import Inbox, Notice
 from kvcoord.transport.link import (
+    Absent,
     Connected,
     ConnectionBatch,
     LinkLimits,
     LinkStatistics,
     ListenerBatch,
     Lost,
+    Parted,
     PeerLost,
     SendResult,
     check_identity,
@@ -37,7 +39,13 @@ class LoopbackTransport:
         self._names_picked = 0
 
     async def open_listener(
-        self, address: str, *, on_batch: ListenerBatch, on_lost: PeerLost, limits: LinkLimits
+        self,
+        address: str,
+        *,
+        on_batch: ListenerBatch,
+        on_lost: PeerLost,
+        limits: LinkLimits,
+        on_parted: Parted | None = None,
     ) -> "LoopbackListener":
         """As `link.Transport.open_listener`."""
         _check_address(address)
@@ -63,11 +71,12 @@ class LoopbackTransport:
         on_connected: Connected,
         on_lost: Lost,
         limits: LinkLimits,
+        on_absent: Absent | None = None,
     ) -> "LoopbackConnection":
         """As `link.Transport.open_connection`."""
         _check_address(address)
         check_identity(identity)
-        connection = LoopbackConnection(self, address, identity, on_batch, on_connected, on_lost, limits)
+        connection = LoopbackConnection(self, address, identity, on_batch, on_connected, on_lost, on_absent, limits)
         self.seek(connection)
         return connection
 
@@ -76,6 +85,7 @@ class LoopbackTransport:
         listener = self._listeners.get(connection.address)
         if listener is None:
             self._waiting.append(connection)
+            connection.miss()
         else:
             asyncio.get_running_loop().call_soon(connection.attach, listener)
 
@@ -191,12 +201,14 @@ class LoopbackConnection:
         on_batch: ConnectionBatch,
         on_connected: Connected,
         on_lost: Lost,
+        on_absent: Absent | None,
         limits: LinkLimits,
     ) -> None:
         self.address = address
         self.identity = identity
         self._network, self._limits = network, limits
-        self._on_batch, self._on_connected, self._on_lost = on_batch, on_connected, on_lost
+        self._on_batch = on_batch
+        self._on_connected, self._on_lost, self._on_absent = on_connected, on_lost, on_absent
         self._counts = LinkStatistics()
         self._inbox: Inbox[bytes] = Inbox(self._deliver, limits.batch_messages_max)
         self._queued = 0
@@ -251,6 +263,11 @@ class LoopbackConnection:
         self._counts.peers_connected = 1
         self._presence.arrive()
         self._inbox.put(Notice(self._on_connected))
+
+    def miss(self) -> None:
+        """Nobody listens there now."""
+        if self._on_absent is not None:
+            self._inbox.put(Notice(self._on_absent))
 
     def detach(self, cause: str, *, drop: bool, seek: bool) -> None:
         """The listener is gone; `drop` what it had queued, `seek` the next one."""

@@ -11,12 +11,14 @@ import socket
 from kvcoord.errors import ConfigError, PeerUnavailable
 from kvcoord.transport.address import SocketFile, claim_socket_path, parse_socket_path
 from kvcoord.transport.link import (
+    Absent,
     Connected,
     ConnectionBatch,
     LinkLimits,
     LinkStatistics,
     ListenerBatch,
     Lost,
+    Parted,
     PeerLost,
     SendResult,
     check_message_size,
@@ -30,7 +32,13 @@ class UnixTransport:
     """Opens Unix listeners and connections at `unix:///path` or `ipc:///path`."""
 
     async def open_listener(
-        self, address: str, *, on_batch: ListenerBatch, on_lost: PeerLost, limits: LinkLimits
+        self,
+        address: str,
+        *,
+        on_batch: ListenerBatch,
+        on_lost: PeerLost,
+        limits: LinkLimits,
+        on_parted: Parted | None = None,
     ) -> "UnixListener":
         """As `link.Transport.open_listener`. A socket file left behind by a killed process is replaced."""
         listener = UnixListener(address, on_batch=on_batch, on_lost=on_lost, limits=limits)
@@ -46,6 +54,7 @@ class UnixTransport:
         on_connected: Connected,
         on_lost: Lost,
         limits: LinkLimits,
+        on_absent: Absent | None = None,
     ) -> "UnixConnection":
         """As `link.Transport.open_connection`. Raises `PeerUnavailable` when nobody serves there."""
         connection = UnixConnection(

@@ -1,7 +1,7 @@
 """What an engine sees when its group is suspended, begins anew, or is lost."""
 
 from kvcoord.index.keys import block_page_keys
-from kvcoord.protocol.local import Acquire, Acquired, Advance, Failed, join_keys
+from kvcoord.protocol.local import Acquire, Acquired, Advance, Agree, Agreed, Failed, join_keys
 from tests.controller.cluster import Cluster
 
 KEYS = join_keys(block_page_keys([1, 2, 3]))
@@ -32,13 +32,34 @@ def test_a_call_that_waits_for_a_lost_group_ends_with_the_cause() -> None:
 
 
 def test_an_immediate_decision_without_the_group_is_an_abort_at_once() -> None:
+    cluster = Cluster(2, 8, 8, lockstep=False)
+    silent(cluster, 1, 5)
+    number = cluster.begin(0, Agree("mine", yes=True))
+    answer = cluster.answers[0][number]
+    assert isinstance(answer, Agreed)
+    assert str(answer.outcome) == "mine aborted (rank_lost, rank 1)"
+
+
+def test_in_lockstep_a_rank_without_its_group_waits_for_the_next_epoch_to_decide() -> None:
+    """It aborted for itself, for a reason of its own: the others took the group's, evicted and tried again."""
     cluster = Cluster(2, 8, 8)
     cluster.advance()
     silent(cluster, 1, 5)
     number = cluster.begin(0, Acquire(join_keys(block_page_keys(range(9)))))
+    assert number not in cluster.answers[0]
+    cluster.pass_time(0.5)
+    cluster.pass_time(0.5)
     answer = cluster.answers[0][number]
     assert isinstance(answer, Acquired)
-    assert str(answer.outcome) == "allocate/1/0 aborted (rank_lost, rank 1)"
+    assert str(answer.outcome) == "allocate/1/0 aborted (in_doubt, no rank)"
+
+
+def test_a_rank_aborts_nothing_alone_that_commits_without_it() -> None:
+    """Suspended, it answered ABORT for an operation of which it is no participant, and which the others committed."""
+    cluster = Cluster(2, 8, 8, lockstep=False)
+    silent(cluster, 1, 5)
+    number = cluster.begin(0, Agree("theirs", yes=True, participants=0b10))
+    assert number not in cluster.answers[0]
 
 
 def test_an_engine_learns_that_its_group_began_anew_until_it_registers_again() -> None:

@@ -4,9 +4,10 @@ from array import array
 from ctypes import addressof, create_string_buffer
 from functools import cache
 
+from kvcoord.domain import Layout
 from kvcoord.errors import KvcoordError
 from kvcoord.memory.device import DevicePages
-from kvcoord.memory.geometry import Layout, PoolGeometry
+from kvcoord.memory.geometry import PoolGeometry
 from kvcoord.memory.libcuda import LibCuda
 from tests.dma.pools import CAPACITY, KV, HostPools, pattern
 

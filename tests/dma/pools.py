@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from kvcoord.dma.engine import CopyPlan, Direction, PoolCopy
-from kvcoord.memory.geometry import Layout, PoolGeometry
+from kvcoord.domain import Layout
+from kvcoord.memory.geometry import PoolGeometry
 from kvcoord.memory.pages import PageMemory, Pages
 
 LAYERS = 4

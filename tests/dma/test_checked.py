@@ -7,8 +7,9 @@ from kvcoord.dma.checked import CheckedCopyEngine, page_sum
 from kvcoord.dma.cpu import CpuCopyEngine
 from kvcoord.dma.cuda import CudaCopyEngine
 from kvcoord.dma.engine import CopyEngine, CopyPlan, Direction
+from kvcoord.domain import Layout
 from kvcoord.errors import TransferFailed
-from kvcoord.memory.geometry import Layout, PoolGeometry
+from kvcoord.memory.geometry import PoolGeometry
 from kvcoord.memory.pages import PageMemory
 from tests.dma.fake_driver import FakeDriver
 from tests.dma.pools import LAYERS, Pools, pattern

@@ -7,8 +7,9 @@ import pytest
 
 from kvcoord.dma.cuda import CudaCopyEngine
 from kvcoord.dma.jitter import JitteryDriver
+from kvcoord.domain import Layout
 from kvcoord.errors import ConfigError, TransferFailed, UsageError
-from kvcoord.memory.geometry import Layout, PoolGeometry
+from kvcoord.memory.geometry import PoolGeometry
 from kvcoord.memory.pages import PageMemory
 from kvcoord.memory.pinned import Pinned
 from tests.dma.fake_driver import FakeDriver, Seen, Work

@@ -11,9 +11,10 @@ import pytest
 from kvcoord.dma.cpu import CpuCopyEngine
 from kvcoord.dma.cuda import CudaCopyEngine
 from kvcoord.dma.engine import CopyEngine, CopyPlan, Direction, PoolCopy
+from kvcoord.domain import Layout
 from kvcoord.errors import ConfigError, UsageError
 from kvcoord.memory.device import DevicePages
-from kvcoord.memory.geometry import Layout, PoolGeometry
+from kvcoord.memory.geometry import PoolGeometry
 from kvcoord.memory.pages import PageMemory
 from tests.dma.fake_driver import FakeDriver
 from tests.dma.pools import CAPACITY, Pools, pattern

@@ -13,11 +13,11 @@ import pytest
 from kvcoord.cli.replay import INTERRUPTED, _play
 from kvcoord.domain import Reason, WritePolicy
 from kvcoord.errors import PeerUnavailable
-from kvcoord.load.children import Child, Children
 from kvcoord.load.plan import Agreeing, ReplayOptions, plan_replay
 from kvcoord.load.replay import replay
 from kvcoord.load.report import ReplayReport
 from kvcoord.load.trace import DEMO, read, statistics
+from kvcoord.runtime.children import Child, Children
 from kvcoord.runtime.exits import Exit
 from kvcoord.runtime.process import Stop
 

@@ -1,5 +1,6 @@
 import pytest
 
+from kvcoord.domain import Layout
 from kvcoord.errors import ConfigError, UsageError
 from kvcoord.memory.geometry import PoolGeometry
 from kvcoord.memory.pages import PageMemory
@@ -86,3 +87,28 @@ def test_a_pool_larger_than_any_memory_is_refused_with_the_capacity() -> None:
             PageMemory.anonymous(GEOMETRY, capacity)
         assert caught.value.field == "pools.kv.capacity"
         assert caught.value.value == capacity
+
+
+def test_page_first_keeps_a_page_together_over_all_layers_and_parts() -> None:
+    geometry = PoolGeometry("kv", 3, 64, "bfloat16", parts=2)
+    memory = PageMemory.anonymous(geometry, 5, Layout.PAGE_FIRST)
+    assert (memory.plane_stride, memory.layer_stride, memory.slot_stride) == (32, 64, 192)
+    pieces = [memory.address(layer, 1, part) for layer in range(3) for part in range(2)]
+    assert pieces == list(range(memory.base_address + 192, memory.base_address + 384, 32))
+    memory.close()
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_in_every_layout_each_part_of_each_page_of_each_layer_has_bytes_of_its_own(layout: Layout) -> None:
+    geometry = PoolGeometry("kv", 3, 64, "bfloat16", parts=2)
+    memory = PageMemory.anonymous(geometry, 5, layout)
+    places = [(layer, slot, part) for layer in range(3) for slot in range(5) for part in range(2)]
+    for number, place in enumerate(places, start=1):
+        memory.view(*place)[:] = bytes([number]) * 32
+    for number, place in enumerate(places, start=1):
+        assert bytes(memory.view(*place)) == bytes([number]) * 32
+        layer, slot, part = place
+        assert memory.address(*place) == memory.planes[layer * 2 + part] + slot * memory.slot_stride
+    with pytest.raises(UsageError):
+        memory.view(0, 0, 2)
+    memory.close()

@@ -296,3 +296,25 @@ def test_the_recount_finds_books_that_do_not_agree(damage: str) -> None:
         pool.check()
     assert caught.value.invariant == "conservation"
     assert "'host'" in caught.value.detail
+
+
+def test_slots_of_an_earlier_life_are_claimed_by_number_and_not_handed_out_again() -> None:
+    pool = SlotPool("host.kv", 8)
+    pool.claim([5, 1, 6], "index")
+    pool.check()
+    assert (pool.used_count, pool.free_count) == (3, 5)
+    assert pool.reserve(5, "op") == [0, 2, 3, 4, 7]
+    pool.free([1, 5, 6], "index")
+    assert pool.reserve(3, "op") == [1, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("slots", "error"), [([2, 8], SlotNotAllocated), ([2, 0], SlotStateMismatch), ([2, 2], SlotStateMismatch)]
+)
+def test_a_slot_that_is_not_free_or_does_not_exist_cannot_be_claimed(slots: list[int], error: type[PoolError]) -> None:
+    pool = SlotPool("host.kv", 8)
+    pool.reserve(1, "op")
+    with pytest.raises(error):
+        pool.claim(slots, "index")
+    assert pool.free_count == 7
+    pool.check()

@@ -122,7 +122,7 @@ def test_a_vote_put_between_accept_and_activation_is_sent_at_activation() -> Non
     rank.vote(yes("after"), 1.0)
     aborted = Decision("before", Outcome.ABORT, 1, None, Reason.IN_DOUBT)
     effects = rank.receive(Activate(SECOND, FIRST, [aborted], [], [8], -1), 1.0)
-    assert said(effects) == [StreamVote(SECOND, yes("after"))]
+    assert said(effects) == [StreamVote(SECOND, yes("after"), 1)]
 
 
 def test_a_gap_is_fetched_once_however_many_entries_follow_it() -> None:
@@ -142,7 +142,7 @@ def test_an_ack_is_said_again_until_the_operation_is_drained() -> None:
     rank = active()
     rank.ack(Ack("op", True), 1.0)
     rank.receive(Numbered(FIRST, Completion("op", False, False, 1, Reason.COPY_FAILED, 1)), 1.0)
-    assert StreamAck(FIRST, Ack("op", True)) in said(rank.tick(1.5))
+    assert StreamAck(FIRST, Ack("op", True), 1) in said(rank.tick(1.5))
     rank.receive(Numbered(FIRST, Completion("op", False, True, 2, Reason.COPY_FAILED, 1)), 2.0)
     assert not any(isinstance(message, StreamAck) for message in said(rank.tick(2.5)))
 
@@ -183,16 +183,39 @@ def test_a_refusal_ends_a_rank_that_joins_and_not_one_that_works() -> None:
     assert rank.tick(100.0) == []
 
 
-def test_a_broken_connection_moves_on_at_once_but_not_in_a_busy_loop() -> None:
+def test_a_broken_connection_is_made_again_at_once_but_not_in_a_busy_loop() -> None:
     rank = active(coordinators=2)
     rank.receive(Alive(FIRST, 7, 0), 10.0)
     rank.tick(10.0)
     assert isinstance(rank.gone(10.0)[0], GroupSuspended)
     assert rank.deadline() == 10.0
-    assert rank.tick(10.0)[0] == Attach(1)
+    assert rank.tick(10.0)[0] == Attach(0)
     rank.gone(10.0)
     assert rank.deadline() == 10.0 + LIMITS.heartbeat_interval_s
     assert rank.tick(10.1) == []
+
+
+def test_a_rank_that_finds_nobody_tries_the_next_coordinator_at_once_and_takes_one_tour_an_interval() -> None:
+    rank = active(coordinators=2)
+    rank.receive(Alive(FIRST, 7, 0), 10.0)
+    rank.gone(10.0)
+    rank.tick(10.0)
+    rank.absent(10.0)
+    assert rank.tick(10.0)[0] == Attach(1)
+    rank.absent(10.1)
+    assert rank.tick(10.1) == []
+    next_tour = 10.0 + LIMITS.heartbeat_interval_s
+    assert rank.tick(next_tour)[0] == Attach(0)
+    rank.absent(next_tour)
+    assert rank.tick(next_tour)[0] == Attach(1)
+
+
+def test_a_rank_with_one_coordinator_stays_there_when_nobody_answers() -> None:
+    rank = active()
+    rank.gone(10.0)
+    assert rank.tick(10.0)[0] == Attach(0)
+    rank.absent(10.0)
+    assert not [effect for effect in rank.tick(10.6) if isinstance(effect, Attach)]
 
 
 @pytest.mark.parametrize(

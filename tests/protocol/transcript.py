@@ -9,7 +9,7 @@ their answers are not printed, and what is said again while time passes is print
     advance SECONDS       join (start, deliver, print states only)    states
     vote NAME OP yes|no [agreement=min] [value=3] [keys=a,b] [ranks=0,1] [reason=host_full] [short=kv:2] [kind=custom]
     defer NAME OP ...     ack NAME OP ok|failed [ranks=0,1]           frame NAME STEP [free=8] [digest=1]
-    log NAME EVENT:DIGEST ...    leave NAME    gone NAME    kill NAME    crash 0    restart 0    counters
+    log NAME EVENT:DIGEST ...    leave NAME    gone NAME    absent NAME    kill NAME    crash 0    restart 0    counters
 """
 
 from collections.abc import Callable
@@ -137,6 +137,12 @@ class Session:
         """The transport tells both sides that the connection is lost."""
         rank = self._cluster.ranks[plain[0]]
         self._cluster.lose_connection(rank)
+
+    def _do_absent(self, plain: list[str], options: dict[str, str]) -> None:
+        """The transport tells the rank that nobody is at its coordinator's address; then what is due at once happens."""
+        rank = self._cluster.ranks[plain[0]]
+        self._cluster.perform(rank, rank.machine.tick(self._cluster.now))
+        self._cluster.perform(rank, rank.machine.absent(self._cluster.now))
 
     # --- network and time -----------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import Any
 from kvcoord.config import CoordinatorConfig
 from kvcoord.runtime.coordinator import Coordinator
 from kvcoord.transport.link import (
+    Absent,
     Connected,
     Connection,
     ConnectionBatch,
@@ -14,6 +15,7 @@ from kvcoord.transport.link import (
     Listener,
     ListenerBatch,
     Lost,
+    Parted,
     PeerLost,
     Transport,
 )
@@ -31,7 +33,13 @@ class ByPath:
         self._network = LoopbackTransport()
 
     async def open_listener(
-        self, address: str, *, on_batch: ListenerBatch, on_lost: PeerLost, limits: LinkLimits
+        self,
+        address: str,
+        *,
+        on_batch: ListenerBatch,
+        on_lost: PeerLost,
+        limits: LinkLimits,
+        on_parted: Parted | None = None,
     ) -> Listener:
         return await self._network.open_listener(_name(address), on_batch=on_batch, on_lost=on_lost, limits=limits)
 
@@ -44,9 +52,16 @@ class ByPath:
         on_connected: Connected,
         on_lost: Lost,
         limits: LinkLimits,
+        on_absent: Absent | None = None,
     ) -> Connection:
         return await self._network.open_connection(
-            _name(address), identity, on_batch=on_batch, on_connected=on_connected, on_lost=on_lost, limits=limits
+            _name(address),
+            identity,
+            on_batch=on_batch,
+            on_connected=on_connected,
+            on_lost=on_lost,
+            limits=limits,
+            on_absent=on_absent,
         )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from kvcoord.config import CoordinatorConfig, Limits
 from kvcoord.domain import OperationKind, Reason
 from kvcoord.errors import FrameOversized, InvariantBroken
 from kvcoord.protocol.codec import coordinator_decoder, encode
+from kvcoord.protocol.group import GroupLimits
 from kvcoord.protocol.messages import (
     Accept,
     Activate,
@@ -23,8 +25,10 @@ from kvcoord.protocol.messages import (
     Suspended,
     Vote,
 )
-from kvcoord.runtime.coordinator import Coordinator
+from kvcoord.runtime.coordinator import Coordinator, serve
+from kvcoord.runtime.process import Stop
 from kvcoord.transport.link import (
+    Absent,
     Connected,
     Connection,
     ConnectionBatch,
@@ -32,9 +36,12 @@ from kvcoord.transport.link import (
     LinkStatistics,
     ListenerBatch,
     Lost,
+    Parted,
     PeerLost,
     SendResult,
 )
+from kvcoord.transport.zeromq import ZeromqTransport
+from tests.runtime.rank_shell import RankShell
 
 ADDRESSES = ["ipc:///a", "ipc:///b"]
 
@@ -79,7 +86,13 @@ class FakeTransport:
         self.listeners: list[FakeListener] = []
 
     async def open_listener(
-        self, address: str, *, on_batch: ListenerBatch, on_lost: PeerLost, limits: LinkLimits
+        self,
+        address: str,
+        *,
+        on_batch: ListenerBatch,
+        on_lost: PeerLost,
+        limits: LinkLimits,
+        on_parted: Parted | None = None,
     ) -> FakeListener:
         self.listeners.append(FakeListener(address, on_batch, on_lost, limits))
         return self.listeners[-1]
@@ -93,6 +106,7 @@ class FakeTransport:
         on_connected: Connected,
         on_lost: Lost,
         limits: LinkLimits,
+        on_absent: Absent | None = None,
     ) -> Connection:
         raise AssertionError("a coordinator connects to nobody")
 
@@ -247,3 +261,33 @@ async def test_a_machine_that_raises_is_not_asked_again(bench: Bench, error: Exc
     bench.first.on_lost(b"r0", "gone")
     assert bench.coordinator.failure.exception() is error
     assert str(error) in bench.coordinator.not_ready
+
+
+class ExplosiveMachine(Explosive):
+    """What `serve` makes instead of the real one."""
+
+    def __init__(self, incarnation: int, limits: GroupLimits, **options: object) -> None:
+        super().__init__(InvariantBroken("agreement", "two outcomes"))
+        self.incarnation, self.groups, self.ignored = incarnation, dict[str, object](), dict[str, int]()
+
+
+async def test_a_coordinator_process_ends_with_the_error_of_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvcoord.runtime.coordinator.CoordinatorMachine", ExplosiveMachine)
+    stop = Stop()
+    config = CoordinatorConfig(bind=[f"ipc://{tmp_path}/c.sock"], http=None)
+    serving = asyncio.ensure_future(serve(config, stop))
+    async with RankShell(ZeromqTransport(), config.bind, 0, 2):
+        with pytest.raises(InvariantBroken, match="two outcomes"):
+            await serving
+    assert stop.recorder is not None
+    assert not (tmp_path / "c.sock").exists()
+
+
+async def test_a_coordinator_process_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    stop = Stop()
+    stop.request("a test")
+    config = CoordinatorConfig(bind=[f"ipc://{tmp_path}/c.sock"], http="127.0.0.1:0")
+    assert await serve(config, stop) == 0
+    assert not (tmp_path / "c.sock").exists()

@@ -49,10 +49,10 @@ plugin.register()
 
 
 def _copy_rows(
-    sources: Sequence[Any], destinations: Sequence[Any], source_rows: Any, destination_rows: Any, page_size: int
+    src_layers: Sequence[Any], dst_layers: Sequence[Any], src_indices: Any, dst_indices: Any, page_size: int
 ) -> None:
-    for source, destination in zip(sources, destinations, strict=True):
-        destination[destination_rows] = source[source_rows]
+    for source, destination in zip(src_layers, dst_layers, strict=True):
+        destination[dst_indices] = source[src_indices]
 
 
 def _plain_memory(dims: Any, dtype: Any = None, **_: object) -> Any:
@@ -183,6 +183,10 @@ class Engine:
     @property
     def controller(self) -> Any:
         return self.cache.cache_controller
+
+    def device_free(self) -> int:
+        """Free device slots of this rank, whatever the group has agreed on."""
+        return int(type(self.allocator).available_size(self.allocator))
 
     # --- what a scheduler does ------------------------------------------------------------------------------------
 

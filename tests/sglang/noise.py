@@ -1,12 +1,14 @@
 """What differs from rank to rank, by the choice of one rank: slots of its pools that something else holds for a while.
 
-The host pool's noise asks nobody. The device pool's says one frame ahead what it will take, as a rank-local consumer of
-an agreed pool has to: SGLang's scheduler allocates from that pool at once and cannot be told later.
+The host pool's noise asks nobody. The device pool's takes only what its rank has more than the poorest one, and says a
+frame ahead what it will take: SGLang's scheduler allocates from that pool at once, and cannot be told later.
 """
 
 import random
 from collections import deque
 from typing import Any
+
+import torch
 
 from tests.sglang.engine import Engine, is_agreed
 
@@ -40,7 +42,10 @@ class HostNoise:
 
 
 class DeviceNoise:
-    """Holds up to `slots_max` device slots: planned at a frame, taken or given back when its verdict is applied."""
+    """Holds up to `slots_max` device slots: planned at a frame, taken or given back when its verdict is applied.
+
+    The engine of this rank has that many more than the poorest one.
+    """
 
     def __init__(self, engine: Engine, rng: random.Random, slots_max: int) -> None:
         self._engine, self._rng, self._slots_max = engine, rng, slots_max
@@ -84,14 +89,14 @@ class DeviceNoise:
         self.tick()
 
     def _plan(self) -> int:
+        """How many more slots will be held. The rank has `slots_max` more than the poorest, so there is always room."""
         page = self._engine.page_size
         held = sum(len(slots) for slots in self._held) + self._planned
-        if self._ended:
+        if self._ended or not self._slots_max:
             return -held
         if self._rng.random() > 0.3:
             return 0
-        agreed = self._engine.allocator.available_size()
-        return (min(self._rng.randint(0, self._slots_max), held + agreed // 2) - held) // page * page
+        return self._rng.randint(0, self._slots_max) // page * page - held
 
     def _change(self, slots: int) -> None:
         allocator = self._engine.allocator
@@ -100,8 +105,6 @@ class DeviceNoise:
             if taken is not None:
                 self._held.append(taken)
         elif slots < 0 and self._held:
-            import torch
-
             held = torch.cat(self._held)
             allocator.free(held[:-slots])
             rest = held[-slots:]

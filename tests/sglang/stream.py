@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 import torch
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 
 from tests.sglang.engine import Engine, key
 from tests.sglang.noise import DeviceNoise, HostNoise
@@ -128,7 +128,7 @@ class Stream:
         engine.evict(cache.evictable_size())
         cache.evict_host(engine.host.size)
         for name, pool, total in (
-            ("device", engine.allocator.available_size(), engine.kv.size),
+            ("device", engine.device_free(), engine.kv.size),
             ("host", engine.host.available_size(), engine.host.size),
         ):
             if pool != total:

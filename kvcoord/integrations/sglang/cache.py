@@ -114,13 +114,13 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         verdict = rounds.verdict()
         if verdict is not None:
             self._apply(verdict)
+        self.flush_pending_backups()
         if self.enable_storage:
             self._take_from_storage()
         self._report_copies()
         free = agreed.capacity.count(rounds.step)
         agreed.writes.reserve()
         rounds.send(free, self._index_digest())
-        self.flush_pending_backups()
         if self.enable_storage_metrics and self.storage_metrics_collector is not None:
             self._log_storage_metrics()
 
@@ -270,6 +270,7 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         capacity = self._agreed.capacity
         available = capacity.host_available()
         slots = min(hit_tokens, available - available % self.page_size)
+        self._agreed.rounds.event(f"storage-hit {hit_tokens} {slots}")
         if slots < hit_tokens and (not allow_partial or slots < min_tokens):
             return None, slots
         capacity.take_host(slots)

@@ -100,6 +100,9 @@ class Writes:
         """
         waiting: list[Write] = []
         for write in self._intended:
+            self._refresh(write)
+            if not write.spans:
+                continue
             parent = self._parent(write)
             if parent is None or self._tree.is_backuped(parent):
                 self._vote(write)
@@ -108,6 +111,22 @@ class Writes:
             else:
                 waiting.append(write)
         self._intended = waiting
+
+    def _refresh(self, write: Write) -> None:
+        """Takes the nodes as they are now: some were split since the intent, some have come to the host otherwise."""
+        tree, spans = self._tree, []
+        paths = tree.tree_core.collect_path_info([span.node for span in write.spans])
+        for span, path in zip(write.spans, paths, strict=True):
+            for info in path:
+                if info.path_start < span.start:
+                    continue
+                node = info.node_id
+                lock = span.lock if node == span.node else tree.inc_lock_ref(node).to_dec_params()
+                if tree.is_backuped(node):
+                    tree.dec_lock_ref(node, lock)
+                else:
+                    spans.append(Span(node, info.path_start, info.path_end, lock))
+        write.spans = spans
 
     def _parent(self, write: Write) -> int | None:
         """The node above the first one, None when that is a root."""

@@ -1,0 +1,95 @@
+"""`kvcoord simulate`: the production machines under seeded faults, explored exhaustively, or broken on purpose."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from kvcoord.cli.options import json_option
+from kvcoord.simulation.campaign import OnProgress, SimulationReport, campaign
+from kvcoord.simulation.shape import Options
+
+STORY_LINES_SHOWN = 60
+
+
+@click.command()
+@click.option("--seeds", type=click.IntRange(1), default=100, show_default=True, help="How many worlds to run.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The first seed; the others follow it.")
+@click.option("--ranks", type=click.IntRange(1), default=4, show_default=True, help="Ranks of the group.")
+@click.option("--tp", type=click.IntRange(1), help="Tensor-parallel ranks. Default: drawn.")
+@click.option("--pp", type=click.IntRange(1), help="Pipeline stages. Default: drawn.")
+@click.option("--lag", type=click.IntRange(1), help="Steps until a verdict applies. Default: drawn.")
+@click.option("--steps", type=click.IntRange(4), default=40, show_default=True, help="Steps that engines run at least.")
+@click.option("--variants", is_flag=True, help="Break the machines on purpose, and show what finds each break.")
+@click.option("--explore", is_flag=True, help="Explore small groups exhaustively, and count the states.")
+@json_option
+def command(
+    *,
+    seeds: int,
+    seed: int,
+    ranks: int,
+    tp: int | None,
+    pp: int | None,
+    lag: int | None,
+    steps: int,
+    variants: bool,
+    explore: bool,
+    as_json: bool,
+) -> None:
+    """Run the production machines in simulated time, under faults drawn from seeds, and check every promise.
+
+    The same seed gives the same run. Ends with exit code 1 when a promise was broken.
+    """
+    console = Console(stderr=True)
+    if explore:
+        from kvcoord.cli.simulate_explore import explore_all
+
+        sys.exit(explore_all(console, as_json=as_json))
+    if variants:
+        from kvcoord.cli.simulate_variants import show_variants
+
+        sys.exit(show_variants(console, as_json=as_json))
+    options = Options(ranks=ranks, tp=tp, pp=pp, lag=lag, steps=steps)
+    with _bar(console, seeds) as on_progress:
+        report = campaign(options, range(seed, seed + seeds), on_progress)
+    if as_json:
+        click.echo(msgspec.json.encode(report).decode())
+    else:
+        _show(report)
+    sys.exit(1 if report.violations else 0)
+
+
+@contextmanager
+def _bar(console: Console, total: int) -> Iterator[OnProgress]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("seeds", total=total)
+        yield lambda done, broken: bar.update(
+            task, completed=done, description=f"seeds ({broken} broken)" if broken else "seeds"
+        )
+
+
+def _show(report: SimulationReport) -> None:
+    console = Console()
+    for finding in report.violations:
+        console.print(f"seed {finding.seed}: {finding.promise} broken at {finding.at_s:.4f} s: {finding.detail}", markup=False)
+        for fault in finding.faults:
+            console.print(f"  with fault {fault}", markup=False)
+        for line in finding.story[-STORY_LINES_SHOWN:]:
+            console.print(f"    {line}", markup=False, soft_wrap=True)
+    table = Table(title="simulation", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for name in ("seeds", "steps", "operations", "recoveries"):
+        table.add_row(name, f"{getattr(report, name):,}")
+    for kind, count in sorted(report.faults.items()):
+        table.add_row(f"fault {kind}", f"{count:,}")
+    for promise, count in report.promises.items():
+        table.add_row(f"promise {promise} checked", f"{count:,}")
+    table.add_row("violations", f"{len(report.violations):,}")
+    console.print(table)

@@ -1,0 +1,157 @@
+"""The host tier between two histories: what every rank still holds is kept, the rest is dropped everywhere.
+
+A history ends when an engine ends, or when ranks come together that cannot go on from what they have. The bytes in the
+host pools are as good as before, since a page key names what a page holds; only which pages *all* ranks hold has to be
+agreed, before the first call of the new history is taken:
+
+    HELD --every rank holds some--> VOTED, portion by portion, the keys of each intersected --> KEPT
+      +---one holds none, or a portion was aborted: that is dropped---> (nothing)
+
+Portions are ranges of keys, so that all ranks vote on the same ones and a vote stays below the limit of a message; how
+many there are follows from the largest number of pages that a rank has reported. Pages that are kept begin with equal
+use, so that they are evicted in the same order. It knows nothing of bytes, models or messages.
+"""
+
+from typing import Final
+
+import msgspec
+
+from kvcoord.controller.consensus import Consensus
+from kvcoord.controller.state import CacheState
+from kvcoord.controller.tiers import INDEX
+from kvcoord.domain import Agreement, OperationId, OperationKind, PageKey, Tier
+from kvcoord.index.node import Slots
+from kvcoord.index.results import Branch
+from kvcoord.protocol.messages import Decision, Vote
+
+KEPT: Final = "kept"
+"""Owner of host slots whose pages are not agreed yet."""
+
+_NAME: Final = "keep/"
+_KEY_BITS: Final = 32
+"""Leading bits of a page key that say to which portion it belongs."""
+
+
+class HostPages(msgspec.Struct, frozen=True):
+    """What one rank's host tier holds when a history ends. `model` names what computed it."""
+
+    branches: list[Branch] = []
+    model: str = ""
+
+    @property
+    def count(self) -> int:
+        return sum([len(branch.keys) for branch in self.branches if branch.slots is not None])
+
+
+NOTHING: Final = HostPages()
+
+
+def host_pages(state: CacheState, model: str) -> HostPages:
+    """The published host pages of a cache that has been abandoned; none when it is not known what computed them."""
+    return HostPages(state.tree.outline(Tier.HOST), model) if model else NOTHING
+
+
+class Keeping:
+    """One rank's part in agreeing what is kept. `open` from `begin` until it is settled.
+
+    `keys_max` bounds the keys of one vote; what a rank holds beyond in one portion it drops, and so do all.
+    """
+
+    def __init__(self, keys_max: int) -> None:
+        self.pages = NOTHING
+        self.open = False
+        self._keys_max = keys_max
+        self._history = 0
+        self._bits = 0
+        self._portion = 0
+        self._agreed: set[PageKey] = set()
+
+    def hold(self, pages: HostPages, state: CacheState) -> None:
+        """Claims the slots of these pages in a cache that is empty."""
+        self.pages = pages
+        for branch in pages.branches:
+            if branch.slots is not None:
+                for pool, slots in zip(state.pools.host, branch.slots, strict=True):
+                    pool.claim(slots, KEPT)
+
+    def begin(self, history: int, least: int, most: int, state: CacheState, consensus: Consensus) -> None:
+        """A history begins, in which ranks hold between `least` and `most` pages from before."""
+        self.open = True
+        self._history = history
+        self._portion = 0
+        self._agreed.clear()
+        self._bits = 0
+        while least and most > (3 * self._keys_max << self._bits) // 4 and self._bits < _KEY_BITS:
+            self._bits += 1
+        if not least:
+            self._settle(state)
+        else:
+            self._vote(state, consensus)
+
+    def decide(self, decision: Decision, state: CacheState, consensus: Consensus) -> bool:
+        """The outcome of one portion. Whether it was one; one that this rank has not come to is asked for later."""
+        if not decision.operation.startswith(_NAME):
+            return False
+        if self.open and decision.operation == self._operation():
+            self._take(decision)
+            self._vote(state, consensus)
+        return True
+
+    def _vote(self, state: CacheState, consensus: Consensus) -> None:
+        """Goes on with the next portion, for as long as decisions are there already."""
+        while self._portion < 1 << self._bits:
+            value = sorted(self._keys())[: self._keys_max]
+            vote = Vote(self._operation(), OperationKind.CUSTOM, True, Agreement.INTERSECT, value=value)
+            decision = consensus.propose(vote, deferred=False)
+            if decision is None:
+                return
+            self._take(decision)
+        self._settle(state)
+
+    def _take(self, decision: Decision) -> None:
+        if isinstance(decision.value, list):
+            self._agreed.update(decision.value)
+        self._portion += 1
+
+    def _settle(self, state: CacheState) -> None:
+        """Publishes what is agreed, gives everything else back."""
+        paths: list[list[PageKey]] = []
+        kept = 0
+        for branch in self.pages.branches:
+            above = paths[branch.above] if branch.above >= 0 else []
+            paths.append([*above, *branch.keys])
+            if branch.slots is not None:
+                kept += self._publish(branch.keys, branch.slots, paths[-1], state)
+        if kept:
+            state.digest.apply(f"keep {kept}")
+        self.pages = NOTHING
+        self.open = False
+        self._agreed.clear()
+
+    def _publish(self, keys: list[PageKey], slots: Slots, path: list[PageKey], state: CacheState) -> int:
+        """The agreed pages of one branch, the last ones of `path`. Returns how many."""
+        first, kept = len(path) - len(keys), 0
+        for at, key in enumerate(keys):
+            page = tuple([[pool[at]] for pool in slots])
+            if key not in self._agreed:
+                state.pools.free_slots(Tier.HOST, page, KEPT)
+                continue
+            state.pools.hand_over(Tier.HOST, page, KEPT, INDEX)
+            spare = state.tree.publish_host(path[: first + at + 1], first + at, 1, page)
+            state.pools.free_slots(Tier.HOST, spare, INDEX)
+            kept += 1
+        return kept
+
+    def _operation(self) -> OperationId:
+        return f"{_NAME}{self._history}/{self._portion}"
+
+    def _keys(self) -> list[PageKey]:
+        """The keys of this portion that this rank holds."""
+        shift = _KEY_BITS - self._bits
+        return [
+            key
+            for branch in self.pages.branches
+            if branch.slots is not None
+            for key in branch.keys
+            if int.from_bytes(key[: _KEY_BITS // 8], "big") >> shift == self._portion
+        ]

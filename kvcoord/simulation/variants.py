@@ -1,0 +1,49 @@
+"""Every broken variant, and how soon the simulation or the exploration finds each: the proof that checkers can fail."""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from kvcoord.simulation.campaign import broken_by, make_world
+from kvcoord.simulation.variant import Variant, applied
+from kvcoord.simulation.variants_protocol import PROTOCOL_VARIANTS
+from kvcoord.simulation.variants_worker import WORKER_VARIANTS
+
+VARIANTS: Final = (*PROTOCOL_VARIANTS, *WORKER_VARIANTS)
+
+SEEDS_MAX: Final = 120
+"""The budget of one variant."""
+
+
+class VariantFound(msgspec.Struct, frozen=True):
+    """One row of the table. `found_by` is empty when the budget was not enough."""
+
+    variant: str
+    breaks: str
+    found_by: str
+    after: str
+
+
+def search(variant: Variant, seeds_max: int = SEEDS_MAX) -> VariantFound:
+    """Runs worlds with the broken variant until a promise breaks."""
+    steps = 0
+    with applied(variant):
+        for seed in range(seeds_max):
+            world = make_world(variant.options, seed)
+            violation = broken_by(world)
+            steps += world.steps
+            if violation is not None:
+                found_by = f"simulation: {violation.promise}"
+                return VariantFound(variant.name, variant.breaks, found_by, f"{seed + 1} seeds, {steps} events")
+    return VariantFound(variant.name, variant.breaks, "", f"{seeds_max} seeds, {steps} events")
+
+
+def search_all(
+    seeds_max: int = SEEDS_MAX, on_found: Callable[[VariantFound], None] = lambda found: None
+) -> Iterator[VariantFound]:
+    """Every variant in turn."""
+    for variant in VARIANTS:
+        found = search(variant, seeds_max)
+        on_found(found)
+        yield found

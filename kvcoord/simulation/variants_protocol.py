@@ -1,0 +1,356 @@
+"""Broken variants of the protocol's machines: coordinator, ranks, recovery."""
+
+from typing import Any, Final
+
+import msgspec
+
+from kvcoord.domain import Outcome, Reason
+from kvcoord.protocol import group as group_module
+from kvcoord.protocol import rounds as rounds_module
+from kvcoord.protocol.ballot import Ballot, Tally, ranks_in
+from kvcoord.protocol.effects import Apply
+from kvcoord.protocol.group import GroupMachine
+from kvcoord.protocol.membership import Membership
+from kvcoord.protocol.messages import Completion, Decision
+from kvcoord.protocol.rank import RankMachine
+from kvcoord.protocol.rank_membership import RankMembership, RankState
+from kvcoord.protocol.rank_rounds import RankRounds
+from kvcoord.protocol.rank_stream import RankStream
+from kvcoord.protocol.stream import StreamTable
+from kvcoord.protocol.transfers import TransferTable
+from kvcoord.simulation.shape import Options
+from kvcoord.simulation.variant import Patch, Variant
+
+_STREAMING: Final = Options(ranks=3, steps=24, fault_s=10.0, lockstep=False)
+_LOCKSTEP: Final = Options(ranks=3, steps=24, fault_s=10.0, lockstep=True)
+
+
+def _acks_counted() -> list[Patch]:
+    original = TransferTable.record
+
+    def record(self: Any, rank: int, ack: Any, now: float) -> Any:
+        copying = self._open.get(ack.operation)
+        if copying is not None and copying.acked >> rank & 1:
+            rank = ranks_in(copying.participants & ~copying.acked)[0]
+        return original(self, rank, ack, now)
+
+    return [(TransferTable, "record", record)]
+
+
+def _duplicate_votes_count() -> list[Patch]:
+    original = Ballot.record
+
+    def record(self: Any, rank: int, vote: Any) -> Tally:
+        if rank in self._votes and self.missing():
+            rank = self.missing()[0]
+        return original(self, rank, vote)
+
+    return [(Ballot, "record", record)]
+
+
+def _majority_commits() -> list[Patch]:
+    def complete(self: Any) -> bool:
+        return bool(len(self.missing()) <= (self.participants.bit_count() - 1) // 2)
+
+    return [(Ballot, "complete", property(complete))]
+
+
+def _completes_at_first_ack() -> list[Patch]:
+    original = TransferTable.record
+
+    def record(self: Any, rank: int, ack: Any, now: float) -> Any:
+        known = ack.operation in self._open
+        found = original(self, rank, ack, now)
+        if found is None and ack.ok and known and ack.operation in self._open:
+            self._retire(ack.operation)
+            return Completion(ack.operation, True)
+        return found
+
+    return [(TransferTable, "record", record)]
+
+
+def _failed_copies_count_as_landed() -> list[Patch]:
+    original = TransferTable.record
+
+    def record(self: Any, rank: int, ack: Any, now: float) -> Any:
+        return original(self, rank, msgspec.structs.replace(ack, ok=True), now)
+
+    return [(TransferTable, "record", record)]
+
+
+def _failed_copies_are_forgotten() -> list[Patch]:
+    original = TransferTable.record
+
+    def record(self: Any, rank: int, ack: Any, now: float) -> Any:
+        found = original(self, rank, ack, now)
+        return None if found is not None and not found.ok else found
+
+    def expire(self: Any, now: float) -> list[Completion]:
+        return []
+
+    return [(TransferTable, "record", record), (TransferTable, "expire", expire)]
+
+
+def _rank_times_out_alone() -> list[Patch]:
+    original = RankMachine.tick
+
+    def tick(self: Any, now: float) -> Any:
+        effects = original(self, now)
+        for operation, (_, at) in list(self.stream._votes.items()):
+            if at + 0.4 <= now and self.active:
+                del self.stream._votes[operation]
+                effects.append(Apply(Decision(operation, Outcome.ABORT, 0, None, Reason.VOTE_TIMEOUT, 0)))
+        return effects
+
+    return [(RankMachine, "tick", tick)]
+
+
+def _old_decisions_are_taken() -> list[Patch]:
+    original = RankMachine._entry
+
+    def entry(self: Any, message: Any) -> Any:
+        state, self.membership.state = self.membership.state, RankState.ACTIVE
+        try:
+            return original(self, msgspec.structs.replace(message, epoch=self.epoch))
+        finally:
+            self.membership.state = state
+
+    return [(RankMachine, "_entry", entry)]
+
+
+def _old_votes_are_counted() -> list[Patch]:
+    original = GroupMachine.step
+
+    def step(self: Any, peer: bytes, message: Any, now: float) -> Any:
+        if type(message).__name__ in ("StreamVote", "StreamAck", "Frame"):
+            message = msgspec.structs.replace(message, epoch=self.epoch)
+        return original(self, peer, message, now)
+
+    return [(GroupMachine, "step", step)]
+
+
+def _gaps_are_ignored() -> list[Patch]:
+    original = RankStream.take
+
+    def take(self: Any, entry: Any) -> bool:
+        if entry.sequence > self.sequence:
+            self.sequence = entry.sequence - 1
+        return original(self, entry)
+
+    return [(RankStream, "take", take)]
+
+
+def _known_commits_are_aborted() -> list[Patch]:
+    original = group_module.merge
+
+    def merge(reports: Any, epoch: int) -> Any:
+        merged = original(reports, epoch)
+        doubted = [operation for report in reports.values() for operation in report.in_doubt]
+        return msgspec.structs.replace(merged, in_doubt=list(dict.fromkeys(doubted)))
+
+    return [(group_module, "merge", merge)]
+
+
+def _recovery_forgets_what_few_know() -> list[Patch]:
+    """Each rank gets only what the least advanced one knows."""
+    original = group_module.merge
+
+    def merge(reports: Any, epoch: int) -> Any:
+        merged = original(reports, epoch)
+        known = min(report.sequence for report in reports.values())
+        entries = [entry for entry in merged.entries if entry.sequence <= known]
+        return msgspec.structs.replace(merged, entries=entries, sequence=known)
+
+    return [(group_module, "merge", merge)]
+
+
+def _activates_without_a_rank() -> list[Patch]:
+    def complete(self: Any) -> bool:
+        missing = [member for member in self.members.values() if member.report is None]
+        return str(self.state) == "preparing" and len(missing) <= 1
+
+    return [(Membership, "complete", complete)]
+
+
+def _stays_with_two_coordinators() -> list[Patch]:
+    """A rank that has said Hello elsewhere still takes what it is told in its old epoch."""
+    original = RankMembership._move_on
+
+    def move_on(self: Any, now: float) -> Any:
+        effects = original(self, now)
+        if self.epoch:
+            self.state = RankState.ACTIVE
+        return effects
+
+    return [(RankMembership, "_move_on", move_on)]
+
+
+def _takes_back_a_lost_rank() -> list[Patch]:
+    """The next life of a member takes its place in the running epoch, as if nothing had happened."""
+    original = Membership._admit
+
+    def admit(self: Any, peer: bytes, hello: Any, now: float) -> Any:
+        member = self.members.get(hello.rank)
+        if member is None or str(self.state) != "active":
+            return original(self, peer, hello, now)
+        self._ranks.pop(member.peer, None)
+        self._ranks[peer] = hello.rank
+        member.peer, member.hello, member.attach, member.last_heard = peer, hello, hello.attach, now
+        self.peers = tuple(self.members[rank].peer for rank in sorted(self.members))
+        return []
+
+    return [(Membership, "_admit", admit)]
+
+
+def _applies_verdicts_on_arrival() -> list[Patch]:
+    original = RankRounds.due
+
+    def due(self: Any, step: int) -> Any:
+        at = original(self, step)
+        return at if at is None or self.last_verdict < at else self.last_verdict
+
+    return [(RankRounds, "due", due)]
+
+
+def _capacity_is_the_largest() -> list[Patch]:
+    return [(rounds_module, "min", max)]
+
+
+def _forgets_votes_of_closed_rounds() -> list[Patch]:
+    original = RankRounds.frame
+
+    def frame(self: Any, *arguments: Any) -> Any:
+        if self._votes and self.last_frame % 3 == 2:
+            self._votes = []
+        return original(self, *arguments)
+
+    return [(RankRounds, "frame", frame)]
+
+
+def _votes_change() -> list[Patch]:
+    original = RankStream.overdue_votes
+
+    def overdue_votes(self: Any, now: float, retry_s: float) -> Any:
+        votes = original(self, now, retry_s)
+        return [msgspec.structs.replace(vote, yes=False, reason=Reason.BUSY) for vote in votes]
+
+    return [(RankStream, "overdue_votes", overdue_votes)]
+
+
+def _timeouts_blame_nobody() -> list[Patch]:
+    original = StreamTable.abort
+
+    def abort(self: Any, operation: str, reason: Any, rank: int, shortfall: Any = None) -> Any:
+        return original(self, operation, reason, -1 if reason is Reason.VOTE_TIMEOUT else rank, shortfall)
+
+    return [(StreamTable, "abort", abort)]
+
+
+def _shortfalls_are_dropped() -> list[Patch]:
+    original = Ballot.blame
+
+    def blame(self: Any) -> Any:
+        reason, rank, _ = original(self)
+        return reason, rank, {}
+
+    return [(Ballot, "blame", blame)]
+
+
+def _decisions_are_kept_for_ever() -> list[Patch]:
+    def remember(self: Any, decision: Any) -> None:
+        self._decided[decision.operation] = decision
+
+    return [(StreamTable, "_remember", remember)]
+
+
+def _old_votes_decide_again() -> list[Patch]:
+    def votes_on(self: Any, operation: str, sequence: int) -> bool:
+        return True
+
+    return [(StreamTable, "votes_on", votes_on)]
+
+
+def _lost_votes_stay_lost() -> list[Patch]:
+    def overdue_votes(self: Any, now: float, retry_s: float) -> list[Any]:
+        return []
+
+    def expire(self: Any, now: float) -> list[Any]:
+        return []
+
+    return [(RankStream, "overdue_votes", overdue_votes), (StreamTable, "expire", expire)]
+
+
+PROTOCOL_VARIANTS: Final = (
+    Variant(name="acks_counted", breaks="acks are counted without saying whose", make=_acks_counted),
+    Variant(name="duplicate_vote_counts", breaks="a vote that comes twice counts for two", make=_duplicate_votes_count),
+    Variant(name="majority_commits", breaks="most votes are enough for COMMIT", make=_majority_commits),
+    Variant(name="completes_at_second_ack", breaks="two acks complete an operation", make=_completes_at_first_ack),
+    Variant(name="failed_copy_landed", breaks="a failed copy counts as landed", make=_failed_copies_count_as_landed),
+    Variant(name="retract_forgotten", breaks="a failed copy is never retracted", make=_failed_copies_are_forgotten),
+    Variant(name="local_timeout_decides", breaks="a rank that has voted gives up alone", make=_rank_times_out_alone),
+    Variant(
+        name="old_decision_taken", breaks="a rank takes decisions of an old epoch", make=_old_decisions_are_taken
+    ),
+    Variant(name="old_vote_counted", breaks="a coordinator counts votes of an old epoch", make=_old_votes_are_counted),
+    Variant(name="gap_ignored", breaks="a gap in the sequence is skipped", make=_gaps_are_ignored, options=_STREAMING),
+    Variant(
+        name="known_commit_aborted",
+        breaks="at recovery what one rank doubts is aborted although another knows its COMMIT",
+        make=_known_commits_are_aborted,
+        options=_STREAMING,
+    ),
+    Variant(
+        name="recovery_by_the_least",
+        breaks="at recovery only what all ranks know is kept",
+        make=_recovery_forgets_what_few_know,
+        options=_STREAMING,
+    ),
+    Variant(
+        name="active_without_a_rank", breaks="an epoch begins before all have accepted", make=_activates_without_a_rank
+    ),
+    Variant(
+        name="two_coordinators",
+        breaks="a rank that has moved on still works in its old epoch",
+        make=_stays_with_two_coordinators,
+        options=Options(ranks=3, steps=24, fault_s=10.0, coordinators=2),
+    ),
+    Variant(
+        name="next_life_taken_for_the_last",
+        breaks="a restarted rank goes on in the running epoch",
+        make=_takes_back_a_lost_rank,
+    ),
+    Variant(
+        name="verdict_on_arrival",
+        breaks="a verdict is applied when it comes, not at its step",
+        make=_applies_verdicts_on_arrival,
+        options=_LOCKSTEP,
+    ),
+    Variant(
+        name="capacity_of_the_largest",
+        breaks="the group's capacity is the largest free count",
+        make=_capacity_is_the_largest,
+        options=_LOCKSTEP,
+    ),
+    Variant(
+        name="deferred_votes_lost",
+        breaks="votes that wait for a frame are dropped now and then",
+        make=_forgets_votes_of_closed_rounds,
+        options=_LOCKSTEP,
+    ),
+    Variant(name="vote_changes", breaks="a vote that is said again says no", make=_votes_change),
+    Variant(name="nobody_blamed", breaks="a vote timeout names no rank", make=_timeouts_blame_nobody),
+    Variant(name="shortfall_dropped", breaks="an abort does not say how short", make=_shortfalls_are_dropped),
+    Variant(name="decisions_kept", breaks="decisions are remembered for ever", make=_decisions_are_kept_for_ever),
+    Variant(
+        name="decided_twice",
+        breaks="a late vote opens an operation again that was decided and forgotten",
+        make=_old_votes_decide_again,
+        options=Options(ranks=3, steps=24, fault_s=10.0, lockstep=False),
+    ),
+    Variant(
+        name="vote_never_repeated",
+        breaks="a lost vote is not said again and has no deadline",
+        make=_lost_votes_stay_lost,
+        options=_STREAMING,
+    ),
+)

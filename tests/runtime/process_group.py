@@ -1,0 +1,129 @@
+"""A group whose coordinators and workers are processes of their own, to be killed, stopped and started again."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from kvcoord.config import CoordinatorConfig, GroupConfig, LogLevel, Timeouts, WorkerConfig
+from kvcoord.observability.snapshot import WorkerSnapshot
+from kvcoord.runtime.children import KVCOORD, SERVE, Child, Children
+from kvcoord.runtime.status import ask
+
+POOLS = [{"name": "kv", "page_bytes": 64, "layers": 4}]
+
+PATIENT = Timeouts(
+    heartbeat_interval_s=0.1,
+    heartbeat_timeout_s=300.0,
+    join_timeout_s=300.0,
+    vote_timeout_s=300.0,
+    round_timeout_s=300.0,
+    copy_timeout_s=300.0,
+    group_deadline_s=300.0,
+    linger_s=0.1,
+)
+"""Longer than any test: what is noticed is noticed without time running out. Tests of one limit replace that one."""
+
+
+class ProcessGroup:
+    """`async with ProcessGroup(folder, 2) as group`: one coordinator of the list and all workers serve.
+
+    Options of `worker` and of the timeouts hold for every process that is started afterwards.
+    """
+
+    def __init__(self, folder: Path, world_size: int, *, coordinators: int = 1, **group: Any) -> None:
+        self.folder = folder
+        self.group = msgspec.convert({"pools": POOLS, "world_size": world_size, **group}, GroupConfig)
+        self.coordinators = [f"ipc://{folder}/c{index}.sock" for index in range(coordinators)]
+        self.timeouts = PATIENT
+        self.children = Children(keep_errors=True)
+        self.running: dict[str, Child] = {}
+
+    async def __aenter__(self) -> Self:
+        await self.children.__aenter__()
+        try:
+            await self.coordinator()
+            for rank in range(self.group.world_size):
+                await self.worker(rank)
+        except BaseException:
+            await self.children.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.children.__aexit__()
+
+    def limit(self, **timeouts: float) -> Self:
+        """Sets timeouts."""
+        self.timeouts = msgspec.structs.replace(self.timeouts, **timeouts)
+        return self
+
+    async def coordinator(self, index: int = 0) -> None:
+        """Starts one coordinator of the list."""
+        config = CoordinatorConfig(
+            bind=[self.coordinators[index]],
+            http=None,
+            recorder_dir=str(self.folder),
+            timeouts=self.timeouts,
+            log_level=LogLevel.ERROR,
+        )
+        await self._start(f"c{index}", "coordinator", config)
+
+    async def worker(self, rank: int, **options: Any) -> None:
+        """Starts the worker of one rank."""
+        settings = {
+            "group": self.group,
+            "rank": rank,
+            "listen": self.address(rank),
+            "coordinators": self.coordinators,
+            "device_pages": 32,
+            "host_pages": 64,
+            "http": None,
+            "recorder_dir": str(self.folder),
+            "timeouts": self.timeouts,
+            "log_level": LogLevel.ERROR,
+            **options,
+        }
+        await self._start(f"r{rank}", "worker", msgspec.convert(msgspec.to_builtins(settings), WorkerConfig))
+
+    def address(self, rank: int) -> str:
+        """Where the engine of this rank finds its worker."""
+        return f"ipc://{self.folder}/r{rank}.sock"
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL, and wait until it is gone. Names are c0, c1 ... and r0, r1 ..."""
+        await self.running[name].kill()
+
+    def stop(self, name: str) -> None:
+        """SIGSTOP."""
+        self.running[name].signal(signal.SIGSTOP)
+
+    def carry_on(self, name: str) -> None:
+        """SIGCONT."""
+        self.running[name].signal(signal.SIGCONT)
+
+    async def status(self, rank: int) -> WorkerSnapshot:
+        snapshot = await ask(self.address(rank), 20.0)
+        assert isinstance(snapshot, WorkerSnapshot)
+        return snapshot
+
+    async def until(self, rank: int, holds: Callable[[WorkerSnapshot], bool]) -> WorkerSnapshot:
+        """Asks one worker until its status is as wanted. The test's own timeout bounds it."""
+        while True:
+            snapshot = await self.status(rank)
+            if holds(snapshot):
+                return snapshot
+
+    async def all_active(self) -> None:
+        for rank in range(self.group.world_size):
+            await self.until(rank, lambda snapshot: snapshot.state == "active")
+
+    async def _start(self, name: str, command: str, config: msgspec.Struct) -> None:
+        path = self.folder / f"{name}.yaml"
+        path.write_bytes(msgspec.json.encode(config))
+        child = await self.children.start(name, [*KVCOORD, command, "--config", str(path), *SERVE])
+        self.running[name] = child
+        await child.ready()
+
