@@ -65,6 +65,7 @@ def make_worker(config: WorkerConfig, incarnation: int, watch: Watch = _unwatche
         limits,
         lambda: holder[0].cache.state.pools.free_counts(),
         lockstep=group.lockstep,
+        held=lambda: holder[0].host.held(holder[0].cache.state),
     )
 
     def consensus(pools: TierPools) -> Consensus:

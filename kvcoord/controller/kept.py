@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from kvcoord.controller.consensus import Consensus
+from kvcoord.controller.operations import runs_of
 from kvcoord.controller.state import CacheState
 from kvcoord.controller.tiers import INDEX
 from kvcoord.domain import Agreement, OperationId, OperationKind, PageKey, Tier
@@ -27,7 +28,7 @@ from kvcoord.protocol.messages import Decision, Vote
 KEPT: Final = "kept"
 """Owner of host slots whose pages are not agreed yet."""
 
-_NAME: Final = "keep/"
+_NAME: Final = "kept-pages/"
 _KEY_BITS: Final = 32
 """Leading bits of a page key that say to which portion it belongs."""
 
@@ -62,8 +63,8 @@ class Keeping:
         self.open = False
         self._keys_max = keys_max
         self._history = 0
-        self._bits = 0
-        self._portion = 0
+        self._portions: list[list[PageKey]] = []
+        self._next = 0
         self._agreed: set[PageKey] = set()
 
     def hold(self, pages: HostPages, state: CacheState) -> None:
@@ -78,15 +79,10 @@ class Keeping:
         """A history begins, in which ranks hold between `least` and `most` pages from before."""
         self.open = True
         self._history = history
-        self._portion = 0
         self._agreed.clear()
-        self._bits = 0
-        while least and most > (3 * self._keys_max << self._bits) // 4 and self._bits < _KEY_BITS:
-            self._bits += 1
-        if not least:
-            self._settle(state)
-        else:
-            self._vote(state, consensus)
+        self._next = 0
+        self._portions = self._divided(most) if least else []
+        self._vote(state, consensus)
 
     def decide(self, decision: Decision, state: CacheState, consensus: Consensus) -> bool:
         """The outcome of one portion. Whether it was one; one that this rank has not come to is asked for later."""
@@ -99,8 +95,8 @@ class Keeping:
 
     def _vote(self, state: CacheState, consensus: Consensus) -> None:
         """Goes on with the next portion, for as long as decisions are there already."""
-        while self._portion < 1 << self._bits:
-            value = sorted(self._keys())[: self._keys_max]
+        while self._next < len(self._portions):
+            value = sorted(self._portions[self._next])[: self._keys_max]
             vote = Vote(self._operation(), OperationKind.CUSTOM, True, Agreement.INTERSECT, value=value)
             decision = consensus.propose(vote, deferred=False)
             if decision is None:
@@ -111,47 +107,55 @@ class Keeping:
     def _take(self, decision: Decision) -> None:
         if isinstance(decision.value, list):
             self._agreed.update(decision.value)
-        self._portion += 1
+        self._next += 1
 
     def _settle(self, state: CacheState) -> None:
         """Publishes what is agreed, gives everything else back."""
-        paths: list[list[PageKey]] = []
         kept = 0
         for branch in self.pages.branches:
-            above = paths[branch.above] if branch.above >= 0 else []
-            paths.append([*above, *branch.keys])
             if branch.slots is not None:
-                kept += self._publish(branch.keys, branch.slots, paths[-1], state)
+                kept += self._publish(branch, branch.slots, state)
         if kept:
             state.digest.apply(f"keep {kept}")
         self.pages = NOTHING
         self.open = False
+        self._portions = []
         self._agreed.clear()
 
-    def _publish(self, keys: list[PageKey], slots: Slots, path: list[PageKey], state: CacheState) -> int:
-        """The agreed pages of one branch, the last ones of `path`. Returns how many."""
-        first, kept = len(path) - len(keys), 0
-        for at, key in enumerate(keys):
-            page = tuple([[pool[at]] for pool in slots])
-            if key not in self._agreed:
-                state.pools.free_slots(Tier.HOST, page, KEPT)
-                continue
-            state.pools.hand_over(Tier.HOST, page, KEPT, INDEX)
-            spare = state.tree.publish_host(path[: first + at + 1], first + at, 1, page)
-            state.pools.free_slots(Tier.HOST, spare, INDEX)
-            kept += 1
-        return kept
+    def _publish(self, branch: Branch, slots: Slots, state: CacheState) -> int:
+        """The agreed pages of one branch. Returns how many."""
+        places = [at for at, key in enumerate(branch.keys) if key in self._agreed]
+        dropped = [at for at, key in enumerate(branch.keys) if key not in self._agreed]
+        state.pools.free_slots(Tier.HOST, [[pool[at] for at in dropped] for pool in slots], KEPT)
+        if not places:
+            return 0
+        state.pools.hand_over(Tier.HOST, [[pool[at] for at in places] for pool in slots], KEPT, INDEX)
+        path = self._path(branch)
+        first = len(path) - len(branch.keys)
+        for at, count in runs_of(places):
+            taken = [pool[at : at + count] for pool in slots]
+            state.tree.publish_host(path[: first + at + count], first + at, count, taken)
+        return len(places)
+
+    def _path(self, branch: Branch) -> list[PageKey]:
+        parts = [branch.keys]
+        while branch.above >= 0:
+            branch = self.pages.branches[branch.above]
+            parts.append(branch.keys)
+        return [key for part in reversed(parts) for key in part]
 
     def _operation(self) -> OperationId:
-        return f"{_NAME}{self._history}/{self._portion}"
+        return f"{_NAME}{self._history}/{self._next}"
 
-    def _keys(self) -> list[PageKey]:
-        """The keys of this portion that this rank holds."""
-        shift = _KEY_BITS - self._bits
-        return [
-            key
-            for branch in self.pages.branches
-            if branch.slots is not None
-            for key in branch.keys
-            if int.from_bytes(key[: _KEY_BITS // 8], "big") >> shift == self._portion
-        ]
+    def _divided(self, most: int) -> list[list[PageKey]]:
+        """This rank's keys by portion. As many portions on every rank, so that none should have too many keys."""
+        bits = 0
+        while most > (3 * self._keys_max << bits) // 4 and bits < _KEY_BITS:
+            bits += 1
+        portions: list[list[PageKey]] = [[] for _ in range(1 << bits)]
+        shift = _KEY_BITS - bits
+        for branch in self.pages.branches:
+            if branch.slots is not None:
+                for key in branch.keys:
+                    portions[int.from_bytes(key[: _KEY_BITS // 8], "big") >> shift].append(key)
+        return portions

@@ -14,13 +14,10 @@ from kvcoord.controller.cache import Cache
 from kvcoord.controller.calls import page_keys, serve, serve_streaming
 from kvcoord.controller.consensus import AgreedConsensus, Consensus
 from kvcoord.controller.effects import CacheEffect, Reply
+from kvcoord.controller.host_tier import HostTier
+from kvcoord.controller.kept import NOTHING, HostPages
 from kvcoord.controller.streaming import StreamingCache
-from kvcoord.domain import (
-    DivergencePolicy,
-    OperationId,
-    Path,
-    Reason,
-)
+from kvcoord.domain import PAGE_KEY_BYTES, DivergencePolicy, OperationId, Path, Reason
 from kvcoord.errors import UsageError
 from kvcoord.protocol.effects import (
     Activated,
@@ -35,16 +32,8 @@ from kvcoord.protocol.effects import (
     RankEffect,
     SendUp,
 )
-from kvcoord.protocol.local import (
-    Advance,
-    Advanced,
-    Agree,
-    Call,
-    Failed,
-    Match,
-    failed,
-)
-from kvcoord.protocol.messages import Completion, Decision, Entry, FromCoordinator, Verdict
+from kvcoord.protocol.local import Advance, Advanced, Agree, Call, Failed, Match, failed
+from kvcoord.protocol.messages import Activate, Completion, Decision, Entry, FromCoordinator, Verdict
 from kvcoord.protocol.rank import RankMachine, RankState
 
 WorkerEffect = CacheEffect | SendUp | Attach | Note
@@ -89,7 +78,9 @@ class WorkerMachine:
         self._renewing = False
         self._early: list[Entry] = []
         """What the stream of a new history has brought before its cache was made."""
-        self._capacity: list[int] = []
+        self._activation: Activate | None = None
+        self.host = HostTier(min(limits.pages_per_operation_max, limits.message_bytes_max // (8 * PAGE_KEY_BYTES)))
+        self.host.settled = rank is None
         self._agreements = Agreements()
         self._now = 0.0
         self._said: list[RankEffect] = []
@@ -123,9 +114,15 @@ class WorkerMachine:
             self.cache.copy_ended(operation, error)
         return self._after([], now)
 
-    def registered(self) -> None:
-        """An engine begins its life: it holds nothing."""
+    def registered(self, model: str = "") -> None:
+        """An engine begins its life: it holds nothing. `model` names what computes its pages."""
         self._renewed = None
+        self.host.registered(model)
+
+    def bequeath(self) -> HostPages:
+        """The host pages for the machine that comes after this one, once its cache is abandoned and no copy runs."""
+        diverged = self.failure is not None and self.failure.error == "Diverged"
+        return NOTHING if diverged else self.host.pages(self.cache.state)
 
     def closed(self, session: int) -> None:
         """The engine is gone: its calls need no answer."""
@@ -257,10 +254,11 @@ class WorkerMachine:
     def _take(self, call: Call, who: tuple[int, int]) -> bool:
         """One call. False: it has to wait, and is tried again after the next event."""
         cache = self.cache
-        if isinstance(call, Match):
+        ready = self._begun and self.host.ready(cache.state)
+        if isinstance(call, Match) and (ready or not self.host.uncertain):
             cache.match(page_keys(call.keys, self._pages_max), who)
             return True
-        if not self._begun:
+        if not ready:
             return False
         if self._renewed is not None:
             cache.state.reply(who, self._renewed)
@@ -339,8 +337,10 @@ class WorkerMachine:
             self.cache.complete(entry)
 
     def _decide(self, decision: Decision, path: Path) -> None:
-        if not self._agreements.decide(decision, path, self.cache.state):
-            self.cache.decide(decision)
+        state = self.cache.state
+        if self._agreements.decide(decision, path, state) or self.host.decide(decision, state, self.consensus):
+            return
+        self.cache.decide(decision)
 
     # --- the group ------------------------------------------------------------------------------------------------
 
@@ -349,15 +349,18 @@ class WorkerMachine:
         if effect.fresh:
             self._renewing = True
             self._early.clear()
-            self._capacity = effect.activate.capacity
+            self._activation = effect.activate
 
     def _renew(self) -> None:
-        """A new history begins with an empty cache, once no copy of the old one touches its pages."""
+        """A new history begins, once no copy of the old one touches its pages: empty, but for what is to be kept."""
+        assert self._activation is not None
+        kept = self.host.pages(self.cache.state)
         replies = [effect for effect in self.cache.state.effects if isinstance(effect, Reply)]
         answered = {(reply.session, reply.call) for reply in replies}
         waiting = {(session, number) for session, number, _ in self._queue}
         self.cache.abandon()
         self.cache, self.consensus = self._make_cache()
+        self.host.inherit(kept, self.cache.state)
         self.cache.state.effects += replies
         if self._begun:
             self.renewals += 1
@@ -366,12 +369,13 @@ class WorkerMachine:
                 if (session, number) not in answered and (session, number) not in waiting:
                     self.cache.state.reply((session, number), self._renewed)
         if isinstance(self.consensus, AgreedConsensus):
-            self.consensus.ledger.begin(self._capacity)
+            self.consensus.ledger.begin(self._activation.capacity)
             self.consensus.now = self._now
         self._agreements.begin()
         self._renewing = False
         self._begun = True
         self.step = -1
+        self.host.begin(self._activation, self.cache.state, self.consensus)
         early, self._early = self._early, []
         for entry in early:
             self._apply(entry)

@@ -30,7 +30,7 @@ class Match(msgspec.Struct, frozen=True, gc=False):
 
 
 class Branch(msgspec.Struct, frozen=True, gc=False):
-    """A run of pages `keys` behind the branch at position `above` (-1: the root), and its slots if it is on the tier."""
+    """A run of pages below the branch at position `above` (-1: the root), and its slots if it is on the tier."""
 
     above: int
     keys: list[PageKey]

@@ -349,9 +349,7 @@ def _activation(epoch: int, merged: Merged, aborts: list[Decision], report: Repo
     """What one rank lacks, from what it reported. `held`: the host pages of each rank that may be kept."""
     entries = [entry for entry in (*merged.entries, *aborts) if entry.sequence > report.sequence and not merged.fresh]
     verdicts = [verdict for verdict in merged.verdicts if 0 <= report.verdict_next <= verdict.round]
-    return Activate(
-        epoch, merged.history, entries, verdicts, merged.capacity, merged.round, min(held), max(held)
-    )
+    return Activate(epoch, merged.history, entries, verdicts, merged.capacity, merged.round, min(held), max(held))
 
 
 def _misfit(reports: Mapping[Rank, Report]) -> Refused | None:

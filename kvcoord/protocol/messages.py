@@ -143,8 +143,8 @@ class Report(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     `sequence` is the last stream entry applied, `entries` the recent ones it still has, `in_doubt` the operations it
     voted on without knowing the outcome. `verdicts` are the last ones received and `verdict_next` the round whose
     verdict is needed next (-1: no frame was sent). `retracted` are retractions that are not drained yet. `free` counts
-    the free pages of each pool. `lockstep`: this rank's acks travel in frames. `held` counts pages in the host tier that
-    may outlive this history.
+    the free pages of each pool. `lockstep`: this rank's acks travel in frames. `held` counts pages of the host tier
+    that may outlive this history.
     """
 
     history: int

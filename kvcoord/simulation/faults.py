@@ -62,7 +62,7 @@ def draw_faults(options: "Options", shape: "Shape", seed: int) -> list[Fault]:
 
 
 def _draw(rng: random.Random, options: "Options", shape: "Shape") -> Fault:
-    kind = rng.choice(list(FaultKind))
+    kind = rng.choice([kind for kind in FaultKind if not options.fault_kinds or kind in options.fault_kinds])
     amount = 0.0
     if kind in (FaultKind.LOSE, FaultKind.REPEAT, FaultKind.FAIL_COPIES):
         amount = rng.choice((0.02, 0.1, 0.3))

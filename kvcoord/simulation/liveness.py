@@ -9,7 +9,7 @@ import msgspec
 from kvcoord.controller.effects import StartCopy
 from kvcoord.controller.worker import WorkerEffect
 from kvcoord.protocol.effects import CoordinatorEffect
-from kvcoord.protocol.local import Call, Failed
+from kvcoord.protocol.local import Advanced, Agreed, Answer, Call, Failed, Written
 from kvcoord.protocol.messages import (
     Accept,
     Activate,
@@ -21,7 +21,7 @@ from kvcoord.protocol.messages import (
     Suspended,
     Verdict,
 )
-from kvcoord.simulation.promise import Promise, Snapshot
+from kvcoord.simulation.promise import Promise, Snapshot, Where
 
 if TYPE_CHECKING:
     from kvcoord.simulation.coordinator import SimulatedCoordinator
@@ -49,6 +49,23 @@ class Liveness(Promise):
             + (lag + 1) * limits.round_timeout_s
             + limits.heartbeat_timeout_s
         )
+        self._untold: dict[tuple[int, int], set[str]] = {}
+        """Deferred operations without an outcome, by rank and history."""
+
+    def answered(self, rank: "SimulatedRank", where: Where, call: Call, answer: Answer) -> None:
+        """What is told later has to be told: outcomes of deferred votes come with a later step."""
+        if isinstance(answer, Written | Agreed) and answer.outcome is None:
+            operation = answer.operation if isinstance(answer, Written) else getattr(call, "operation", "")
+            self._untold.setdefault((rank.number, where[0]), set()).add(_stem(operation))
+        elif isinstance(answer, Advanced):
+            untold = self._untold.get((rank.number, where[0]), set())
+            untold.difference_update(_stem(outcome.operation) for outcome in answer.outcomes)
+
+    def finish(self) -> None:
+        for rank in self.world.ranks:
+            untold = self._untold.get((rank.number, rank.machine.history))
+            if untold:
+                raise self.broken(f"{rank.name} was never told what became of {sorted(untold)}", sorted(untold)[0])
 
     def failed(self, rank: "SimulatedRank", call: Call, failure: Failed) -> None:
         if failure.error in self.world.failures_allowed:
@@ -187,6 +204,11 @@ class Bounded(Promise):
         for path, held, limit in sizes:
             if len(held(machine)) > limit:
                 raise self.broken(f"{name} holds {len(held(machine))} in {path}, the limit is {limit}")
+
+
+def _stem(operation: str) -> str:
+    """An operation without its attempt: a second one answers for the first."""
+    return operation.rpartition("/")[0] or operation
 
 
 def _sizes(limits: dict[str, int]) -> list[tuple[str, Callable[[Any], Sized], int]]:

@@ -35,6 +35,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     lockstep: bool | None = None
     coordinators: int | None = None
     faults: int | None = None
+    fault_kinds: tuple[str, ...] = ()
+    """Only these. Empty: all there are."""
+    decisions_kept_max: int | None = None
     steps: int = 40
     fault_s: float = 15.0
     """How long faults come, in virtual seconds."""
@@ -113,7 +116,7 @@ def draw_shape(options: Options, seed: int) -> Shape:
         host_pages=tuple([host - rng.choice((0, 0, 0, 1, 3)) for _ in range(ranks)]),
         limits=Limits(
             operations_open_max=rng.choice((4, 4096)),
-            decisions_kept_max=rng.choice((32, 256)),
+            decisions_kept_max=options.decisions_kept_max or rng.choice((32, 256)),
             rounds_kept_max=rng.choice((8, 64)),
         ),
         steps=options.steps,

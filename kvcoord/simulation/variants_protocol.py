@@ -22,6 +22,7 @@ from kvcoord.simulation.shape import Options
 from kvcoord.simulation.variant import Patch, Variant
 
 _STREAMING: Final = Options(ranks=3, steps=24, fault_s=10.0, lockstep=False)
+_LATE: Final = ("delay", "repeat", "reorder", "lose")
 _LOCKSTEP: Final = Options(ranks=3, steps=24, fault_s=10.0, lockstep=True)
 
 
@@ -174,15 +175,15 @@ def _activates_without_a_rank() -> list[Patch]:
 
 def _stays_with_two_coordinators() -> list[Patch]:
     """A rank that has said Hello elsewhere still takes what it is told in its old epoch."""
-    original = RankMembership._move_on
+    original = RankMembership._move
 
-    def move_on(self: Any, now: float) -> Any:
-        effects = original(self, now)
+    def move(self: Any, index: int, now: float) -> Any:
+        effects = original(self, index, now)
         if self.epoch:
             self.state = RankState.ACTIVE
         return effects
 
-    return [(RankMembership, "_move_on", move_on)]
+    return [(RankMembership, "_move", move)]
 
 
 def _takes_back_a_lost_rank() -> list[Patch]:
@@ -277,7 +278,14 @@ def _lost_votes_stay_lost() -> list[Patch]:
     def expire(self: Any, now: float) -> list[Any]:
         return []
 
-    return [(RankStream, "overdue_votes", overdue_votes), (StreamTable, "expire", expire)]
+    def deadline(self: Any) -> None:
+        return None
+
+    return [
+        (RankStream, "overdue_votes", overdue_votes),
+        (StreamTable, "expire", expire),
+        (StreamTable, "deadline", deadline),
+    ]
 
 
 PROTOCOL_VARIANTS: Final = (
@@ -345,7 +353,7 @@ PROTOCOL_VARIANTS: Final = (
         name="decided_twice",
         breaks="a late vote opens an operation again that was decided and forgotten",
         make=_old_votes_decide_again,
-        options=Options(ranks=3, steps=24, fault_s=10.0, lockstep=False),
+        options=Options(ranks=3, fault_s=10.0, lockstep=False, faults=8, fault_kinds=_LATE, decisions_kept_max=6),
     ),
     Variant(
         name="vote_never_repeated",

@@ -28,7 +28,7 @@ QUIET_S_MAX: Final = 90.0
 
 WATCH_S: Final = 1.0
 
-STEPS_MAX: Final = 2_000_000
+STEPS_MAX: Final = 500_000
 """A world that does more than this runs in a circle."""
 
 

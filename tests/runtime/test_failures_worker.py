@@ -16,11 +16,20 @@ from tests.runtime.process_group import ProcessGroup
 
 @asynccontextmanager
 async def engines(group: ProcessGroup) -> AsyncIterator[list[Engine]]:
-    """One engine for each rank, after its first step."""
+    """One engine for each rank, in lockstep after its first step."""
     async with AsyncExitStack() as stack:
         made = [await stack.enter_async_context(Engine(group.address(rank))) for rank in range(group.group.world_size)]
-        await on_all(*(engine.advance() for engine in made))
+        if group.group.lockstep:
+            await on_all(*(engine.advance() for engine in made))
+        else:
+            await group.all_active()
         yield made
+
+
+async def advance_for_ever(engine: Engine) -> None:
+    """Until a step raises."""
+    while True:
+        await engine.advance()
 
 
 async def begin_again(engine: Engine) -> None:
@@ -53,8 +62,8 @@ def suspended(snapshot: WorkerSnapshot) -> bool:
     return snapshot.state != "active"
 
 
-async def test_when_a_worker_is_killed_the_votes_of_the_others_abort_at_once_and_name_it(tmp_path: Path) -> None:
-    async with ProcessGroup(tmp_path, 3) as group, engines(group) as (a, b, c):
+async def test_without_lockstep_votes_abort_at_once_when_a_worker_was_killed_and_name_it(tmp_path: Path) -> None:
+    async with ProcessGroup(tmp_path, 3, lockstep=False) as group, engines(group) as (a, b, c):
         await group.kill("r2")
         await on_all(group.until(0, suspended), group.until(1, suspended))
         for name in ("own/1", "own/2"):
@@ -62,7 +71,7 @@ async def test_when_a_worker_is_killed_the_votes_of_the_others_abort_at_once_and
                 assert isinstance(outcome, Aborted)
                 assert (outcome.reason, outcome.rank) == (Reason.RANK_LOST, 2)
         with pytest.raises(PeerUnavailable):
-            await c.advance()
+            await c.cache.agree("own/1", True)
 
 
 async def test_a_vote_that_was_open_when_a_worker_was_killed_aborts_and_names_it(tmp_path: Path) -> None:
@@ -77,7 +86,7 @@ async def test_a_vote_that_was_open_when_a_worker_was_killed_aborts_and_names_it
 
 async def test_a_killed_worker_comes_back_and_the_group_begins_anew_with_bytes_that_are_right(tmp_path: Path) -> None:
     async with ProcessGroup(tmp_path, 3) as group, engines(group) as (a, b, _):
-        waiting = [asyncio.ensure_future(engine.advance()) for engine in (a, b)]
+        waiting = [asyncio.ensure_future(advance_for_ever(engine)) for engine in (a, b)]
         await group.kill("r2")
         await group.worker(2)
         for call in waiting:
@@ -93,12 +102,22 @@ async def test_a_killed_worker_comes_back_and_the_group_begins_anew_with_bytes_t
 
 async def test_a_worker_that_stays_away_ends_every_wait_with_the_cause(tmp_path: Path) -> None:
     async with ProcessGroup(tmp_path, 2).limit(group_deadline_s=0.5) as group, engines(group) as (a, _):
-        waiting = asyncio.ensure_future(a.advance())
+        waiting = asyncio.ensure_future(advance_for_ever(a))
         await group.kill("r1")
         with pytest.raises(GroupLost, match="rank"):
             await waiting
         with pytest.raises(GroupLost):
             await a.advance()
+
+
+async def test_in_lockstep_a_vote_put_while_a_worker_is_away_is_decided_when_it_is_back(tmp_path: Path) -> None:
+    group = ProcessGroup(tmp_path, 2).limit(heartbeat_timeout_s=1.0)
+    async with group, engines(group) as (a, b):
+        group.stop("r1")
+        await group.until(0, suspended)
+        early = asyncio.ensure_future(a.cache.agree("own/1", True))
+        group.carry_on("r1")
+        assert await on_all(early, b.cache.agree("own/1", True))
 
 
 async def test_a_worker_stopped_before_its_vote_is_named_when_the_vote_times_out(tmp_path: Path) -> None:
@@ -127,6 +146,7 @@ async def test_a_worker_stopped_after_its_vote_hears_the_same_outcome_when_it_go
         assert (aborted.reason, aborted.rank) == (Reason.RANK_LOST, 1)
         group.carry_on("r1")
         assert await stopped == aborted
+        assert await c.cache.agree("own/1", True) == aborted
         await group.all_active()
         assert await on_all(*(engine.cache.agree("own/2", True) for engine in (a, b, c)))
         await store_and_read_back([a, b, c])
@@ -147,8 +167,8 @@ async def test_a_worker_stopped_while_copying_or_after_it_keeps_what_was_written
         group.carry_on("r1")
         await on_all(waiting, b.advance())
         await on_all(a.settle(), b.settle())
-        assert [match.host_pages for match in await on_all(a.cache.match(KEYS), b.cache.match(KEYS))] == [4, 4]
         await on_all(*(engine.cache.evict(Tier.DEVICE, 4) for engine in made))
+        assert [match.host_pages for match in await on_all(a.cache.match(KEYS), b.cache.match(KEYS))] == [4, 4]
         assert await on_all(a.read(KEYS), b.read(KEYS)) == [{b"A" * 64}, {b"B" * 64}]
         await on_all(a.settle(), b.settle())
         await nothing_leaks(group)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -53,12 +53,15 @@ def started(code: str, folder: Path, **options: object) -> Iterator[subprocess.P
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
+        start_new_session=True,
         **options,  # type: ignore[call-overload]
     )
     try:
         yield process
     finally:
-        process.kill()
+        # All of its session, also a child that should have ended with it.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 

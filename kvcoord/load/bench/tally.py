@@ -116,6 +116,7 @@ class SinkTransport:
         on_connected: Connected,
         on_lost: Lost,
         limits: LinkLimits,
+        on_absent: Callable[[], None] | None = None,
     ) -> Connection:
         raise ConfigError("address", address, "nobody serves here: this transport only listens")
 

@@ -1,0 +1,70 @@
+"""The host tier over the lives of one rank's engine: whose pages it holds, what goes on, and what is dropped.
+
+An engine names what computes its pages when it registers. Host pages outlive it only for a next one that gives the same
+name; for another, or for none, they are dropped before its first call, on every rank alike. It does not know how the
+ranks agree on what they keep (`controller.kept`), nor where the bytes are.
+"""
+
+from kvcoord.controller.consensus import Consensus
+from kvcoord.controller.kept import HostPages, Keeping, host_pages
+from kvcoord.controller.state import CacheState
+from kvcoord.controller.tiers import INDEX
+from kvcoord.domain import Tier
+from kvcoord.protocol.messages import Activate, Decision
+
+
+class HostTier:
+    """`settled` when the cache has what the ranks agreed to keep: until then no call is to be taken."""
+
+    def __init__(self, keys_max: int) -> None:
+        self.settled = False
+        self._keeping = Keeping(keys_max)
+        self._model = ""
+        self._forgetting = False
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether there are pages here of which it is not agreed yet that they are kept."""
+        return bool(self._keeping.pages.branches)
+
+    def registered(self, model: str) -> None:
+        """An engine begins its life."""
+        if not model or model != self._model:
+            self._forgetting = True
+        self._model = model
+
+    def inherit(self, pages: HostPages, state: CacheState) -> None:
+        """The pages of an earlier life, whose bytes are still in their slots, come into an empty cache."""
+        self._model = pages.model or self._model
+        self._keeping.hold(pages, state)
+
+    def pages(self, state: CacheState) -> HostPages:
+        """What could go into a new history."""
+        return host_pages(state, self._model) if self.settled else self._keeping.pages
+
+    def held(self, state: CacheState) -> int:
+        """How many pages that is."""
+        if not self.settled:
+            return self._keeping.pages.count
+        return state.tree.pages(Tier.HOST) if self._model else 0
+
+    def begin(self, activate: Activate, state: CacheState, consensus: Consensus) -> None:
+        """A history begins: agree on what is kept."""
+        least, most = activate.held_least, activate.held_most
+        self._keeping.begin(activate.history, least, most, state, consensus)
+        self.settled = not self._keeping.open
+
+    def decide(self, decision: Decision, state: CacheState, consensus: Consensus) -> bool:
+        """A decision. Whether it was about what is kept."""
+        if not self._keeping.decide(decision, state, consensus):
+            return False
+        self.settled = not self._keeping.open
+        return True
+
+    def ready(self, state: CacheState) -> bool:
+        """Before each call: whether it can be taken. Drops what an earlier model computed."""
+        if self.settled and self._forgetting:
+            self._forgetting = False
+            for victim in state.tree.evict(Tier.HOST, state.tree.evictable(Tier.HOST)):
+                state.pools.free_slots(Tier.HOST, victim.slots, INDEX)
+        return self.settled
