@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from kvcoord.domain import Outcome, Rank, Reason
+from kvcoord.domain import Outcome, Path, Rank, Reason
 from kvcoord.protocol import digest as digests
 from kvcoord.protocol.divergence import DivergenceWatch
 from kvcoord.protocol.effects import CoordinatorEffect, Note, Send
@@ -72,8 +72,10 @@ class GroupMachine:
         self.transfers = TransferTable(everyone, limits.copy_timeout_s, kept_max)
         self.stream = StreamTable(everyone, self.transfers, limits.vote_timeout_s, open_max, kept_max)
         self.rounds = RoundTable(world_size, self.transfers, limits.round_timeout_s, limits.rounds_kept_max, open_max)
-        self.counters = {"commits": 0, "aborts": 0, "completions": 0, "retractions": 0, "rounds": 0, "divergences": 0}
-        self.aborts: dict[str, int] = {}
+        self.counters = {"completions": 0, "rounds": 0, "divergences": 0}
+        self.decisions: dict[tuple[Path, Outcome, Reason | None], int] = {}
+        """Decisions by how they came about (in a round, or in the stream), outcome and reason of an abort."""
+        self.retractions: dict[Reason, int] = {}
         self._incarnation = incarnation
         self._watch = DivergenceWatch(world_size, limits.heartbeat_timeout_s)
         self._lockstep = False
@@ -193,7 +195,7 @@ class GroupMachine:
         self.stream.resume(merged.entries, merged.sequence)
         aborts = [self.stream.abort(operation, Reason.IN_DOUBT, -1) for operation in merged.in_doubt]
         for decision in aborts:
-            self._count(decision)
+            self._count(decision, Path.IMMEDIATE)
         self.rounds.resume(self.epoch, merged.round, merged.verdicts)
         held = [report.held for report in reports.values()] if merged.fresh else [0]
         number = epoch_number(self.epoch)
@@ -260,9 +262,9 @@ class GroupMachine:
         for verdict, by_rank in self.rounds.close_ready(self.epoch, now):
             self.counters["rounds"] += 1
             for decision in verdict.decisions:
-                self._count(decision)
+                self._count(decision, Path.VOTED)
             for completion in verdict.completions:
-                self._count(completion)
+                self._count_end(completion)
             if verdict.absent:
                 present = tuple(self.members[rank].peer for rank in sorted(by_rank))
                 effects.append(Send(present, verdict))
@@ -328,18 +330,23 @@ class GroupMachine:
 
     def _numbered(self, entry: Decision | Completion) -> CoordinatorEffect:
         """The next entry of the stream, to all."""
-        self._count(entry)
+        if isinstance(entry, Decision):
+            self._count(entry, Path.IMMEDIATE)
+        else:
+            self._count_end(entry)
         return self._everyone(Numbered(self.epoch, entry))
 
-    def _count(self, entry: Decision | Completion) -> None:
-        if isinstance(entry, Completion):
-            self.counters["completions" if entry.ok else "retractions"] += 1
-        elif entry.outcome is Outcome.COMMIT:
-            self.counters["commits"] += 1
-        else:
-            self.counters["aborts"] += 1
-            reason = str(entry.reason)
-            self.aborts[reason] = self.aborts.get(reason, 0) + 1
+    def _count(self, decision: Decision, path: Path) -> None:
+        key = (path, decision.outcome, decision.reason)
+        self.decisions[key] = self.decisions.get(key, 0) + 1
+
+    def _count_end(self, completion: Completion) -> None:
+        """A retraction counts once, when its last copy is over."""
+        if completion.ok:
+            self.counters["completions"] += 1
+        elif completion.drained:
+            reason = completion.reason or Reason.COPY_FAILED
+            self.retractions[reason] = self.retractions.get(reason, 0) + 1
 
     def _ignore(self, cause: str) -> None:
         self.membership.ignored[cause] = self.membership.ignored.get(cause, 0) + 1

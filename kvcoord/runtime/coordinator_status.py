@@ -7,7 +7,7 @@ counters of the process only grow.
 from collections.abc import Iterable, Mapping
 
 import kvcoord
-from kvcoord.domain import Outcome, Path, Rank, Reason
+from kvcoord.domain import Rank
 from kvcoord.observability.recorder import FlightRecorder
 from kvcoord.observability.snapshot import (
     CoordinatorSnapshot,
@@ -19,8 +19,6 @@ from kvcoord.observability.snapshot import (
 from kvcoord.protocol.coordinator import CoordinatorMachine
 from kvcoord.protocol.group import GroupMachine, GroupState
 from kvcoord.protocol.messages import epoch_number
-
-UNKNOWN = "unknown"
 
 
 class CoordinatorStatus:
@@ -73,7 +71,7 @@ class CoordinatorStatus:
             operations_open=len(group.stream) + len(group.transfers),
             free_pages=_free_pages(group),
             decisions=decision_counts(_decisions(group)),
-            retractions={UNKNOWN: group.counters["retractions"]} if group.counters["retractions"] else {},
+            retractions={reason.value: count for reason, count in group.retractions.items()},
             divergences=group.counters["divergences"],
             ranks_lost=self.ranks_lost.get(group.name, 0),
         )
@@ -164,10 +162,5 @@ def _pool_names(group: GroupMachine, count: int) -> list[str]:
 
 
 def _decisions(group: GroupMachine) -> dict[DecisionKey, int]:
-    path = Path.IMMEDIATE if group.rounds.next_round is None else Path.VOTED
-    counters: dict[DecisionKey, int] = {}
-    if group.counters["commits"]:
-        counters[None, path, Outcome.COMMIT, None] = group.counters["commits"]
-    for reason, count in group.aborts.items():
-        counters[None, path, Outcome.ABORT, Reason(reason)] = count
-    return counters
+    """Covered operations are not among them: no coordinator hears of their decision."""
+    return {(None, path, outcome, reason): count for (path, outcome, reason), count in group.decisions.items()}

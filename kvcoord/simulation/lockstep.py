@@ -237,6 +237,7 @@ class LockstepEngine:
         assert isinstance(answer, Acquired)
         if not answer.outcome:
             return
+        self._check_slots(answer)
         held = Held(answer.lease, wanted.keys, answer.slots, self.step + wanted.steps, wanted)
         self._held.append(held)
         self._held.sort(key=lambda held: held.number)
@@ -249,6 +250,18 @@ class LockstepEngine:
             self._read(held, 0)
         new = [slots[cached:] for slots in answer.slots]
         self._rank.memory.fill(Tier.DEVICE, new, wanted.keys[cached:])
+
+    def _check_slots(self, answer: Acquired) -> None:
+        """What this lease has to fill is read under no other lease, not even a broken one."""
+        cached = answer.device_pages + answer.host_pages
+        filled = set(answer.slots[0][cached:])
+        for first, count in answer.loaded:
+            filled.update(answer.slots[0][first : first + count])
+        for held in self._held:
+            shared = filled.intersection(held.slots[0])
+            if shared:
+                wrong = f"device slots {sorted(shared)} are handed out again to lease {answer.lease}"
+                self._world.promises.read(self._rank, held.number, wrong)
 
     def _read(self, held: Held, pages: int) -> None:
         wrong = self._rank.memory.wrong(Tier.DEVICE, [slots[:pages] for slots in held.slots], held.keys[:pages])

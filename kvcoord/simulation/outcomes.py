@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kvcoord.domain import Aborted, Agreement, Committed, OperationId, Path, Reason
+from kvcoord.domain import Aborted, Agreement, Committed, OperationId, Path, Reason, Tier
 from kvcoord.protocol.ballot import participants_of, ranks_in
 from kvcoord.protocol.local import Advanced, Answer, Call, Failed, Outcome
 from kvcoord.protocol.messages import Frame, StreamVote, Value, Vote
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from kvcoord.simulation.rank import SimulatedRank
 
 _FULL: Final = (Reason.HOST_FULL, Reason.DEVICE_FULL, Reason.AUXILIARY_FULL)
+
+_EVENTS_BETWEEN_DIGESTS: Final = 8
 
 _NOBODY: Final = (Reason.LIMIT, Reason.IN_DOUBT, Reason.COORDINATOR_LOST)
 """Aborts for which no rank is to blame."""
@@ -123,6 +125,8 @@ class Order(Promise):
         super().__init__(world)  # type: ignore[arg-type]
         self._events: dict[int, list[str]] = {}
         self._answers: dict[Where, tuple[Answer, str]] = {}
+        self._pages_by_digest: dict[int, tuple[int, int]] = {}
+        self._seen = 0
 
     def event(self, rank: "SimulatedRank", history: int, index: int, text: str) -> None:
         events = self._events.setdefault(history, [])
@@ -132,6 +136,16 @@ class Order(Promise):
             before = events[index] if index < len(events) else "nothing"
             operation = text.split()[1] if len(text.split()) > 1 else ""
             raise self.broken(f"event {index} is {text!r} on {rank.name}, and was {before!r} elsewhere", operation)
+
+    def after_rank(self, rank: "SimulatedRank") -> None:
+        """Indexes that differ have digests that differ, or no comparison would show it."""
+        self._seen += 1
+        if self._seen % _EVENTS_BETWEEN_DIGESTS:
+            return
+        tree = rank.worker.cache.state.tree
+        pages = (tree.pages(Tier.DEVICE), tree.pages(Tier.HOST))
+        if self._pages_by_digest.setdefault(tree.digest, pages) != pages:
+            raise self.broken(f"{rank.name}: one digest for {self._pages_by_digest[tree.digest]} and {pages} pages")
 
     def answered(self, rank: "SimulatedRank", where: Where, call: Call, answer: Answer) -> None:
         if where[1] < 0:

@@ -22,6 +22,9 @@ from kvcoord.simulation.shape import Options
 from kvcoord.simulation.variant import Patch, Variant
 
 _STREAMING: Final = Options(ranks=3, steps=24, fault_s=10.0, lockstep=False)
+_OLD: Final = Options(
+    ranks=3, lockstep=False, faults=16, fault_kinds=("delay", "reorder", "repeat", "restart_engine", "pause_rank")
+)
 _LATE: Final = ("delay", "repeat", "reorder", "lose")
 _LOCKSTEP: Final = Options(ranks=3, steps=24, fault_s=10.0, lockstep=True)
 
@@ -297,9 +300,9 @@ PROTOCOL_VARIANTS: Final = (
     Variant(name="retract_forgotten", breaks="a failed copy is never retracted", make=_failed_copies_are_forgotten),
     Variant(name="local_timeout_decides", breaks="a rank that has voted gives up alone", make=_rank_times_out_alone),
     Variant(
-        name="old_decision_taken", breaks="a rank takes decisions of an old epoch", make=_old_decisions_are_taken
+        name="old_decision_taken", breaks="a rank takes decisions of an old epoch", make=_old_decisions_are_taken, options=_OLD
     ),
-    Variant(name="old_vote_counted", breaks="a coordinator counts votes of an old epoch", make=_old_votes_are_counted),
+    Variant(name="old_vote_counted", breaks="a coordinator counts votes of an old epoch", make=_old_votes_are_counted, options=_OLD),
     Variant(name="gap_ignored", breaks="a gap in the sequence is skipped", make=_gaps_are_ignored, options=_STREAMING),
     Variant(
         name="known_commit_aborted",

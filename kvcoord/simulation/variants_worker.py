@@ -21,7 +21,6 @@ from kvcoord.simulation.shape import Options
 from kvcoord.simulation.variant import Patch, Variant
 
 _LOCKSTEP: Final = Options(ranks=3, steps=24, fault_s=10.0, lockstep=True)
-_STREAMING: Final = Options(ranks=3, steps=24, fault_s=10.0, lockstep=False)
 
 
 def _frees_while_copying() -> list[Patch]:
@@ -62,20 +61,6 @@ def _evicts_alone() -> list[Patch]:
         original(self, op, at_least)
 
     return [(Writes, "reserve_write", reserve_write)]
-
-
-def _streaming_evicts_alone() -> list[Patch]:
-    def offer_evicted(self: Any, decision: Any) -> None:
-        state = self.state
-        offered = self._offered.get(decision.operation, [])
-        keys = sorted(path[at] for path, at in offered)
-        original(self, Decision(decision.operation, Outcome.COMMIT, decision.sequence, keys))
-        state.tick = max(state.tick, decision.sequence)
-
-    from kvcoord.controller.streaming import StreamingCache
-
-    original = StreamingCache._evict
-    return [(StreamingCache, "_evict", offer_evicted)]
 
 
 def _ledger_is_local() -> list[Patch]:
@@ -238,7 +223,7 @@ WORKER_VARIANTS: Final = (
         name="freed_under_a_lease",
         breaks="a retracted load-back's pages go while leases read them",
         make=_frees_under_a_lease,
-        options=_LOCKSTEP,
+        options=Options(ranks=3, lockstep=True, faults=12, fault_kinds=("fail_copies", "slow_copies")),
     ),
     Variant(name="source_unpinned", breaks="the source of a copy may be evicted", make=_unpins_at_commit),
     Variant(
@@ -246,12 +231,6 @@ WORKER_VARIANTS: Final = (
         breaks="a rank that is full evicts for itself",
         make=_evicts_alone,
         options=_LOCKSTEP,
-    ),
-    Variant(
-        name="own_offer_evicted",
-        breaks="a rank evicts what it offered, not what all agreed to",
-        make=_streaming_evicts_alone,
-        options=_STREAMING,
     ),
     Variant(
         name="ledger_of_one_rank",
@@ -276,13 +255,13 @@ WORKER_VARIANTS: Final = (
         name="suspended_rank_decides",
         breaks="a rank without its group aborts for a reason of its own",
         make=_suspended_rank_decides,
-        options=_LOCKSTEP,
+        options=Options(ranks=3, pp=1, lockstep=True, faults=20, fault_kinds=("cut_down", "cut_up", "pause_engine")),
     ),
     Variant(
         name="early_entries_dropped",
         breaks="what a new history decides while old copies end is lost",
         make=_early_entries_dropped,
-        options=_STREAMING,
+        options=Options(ranks=3, lockstep=False, faults=12, fault_kinds=("hold_copies", "restart_engine")),
     ),
     Variant(
         name="renewed_under_copies",

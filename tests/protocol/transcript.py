@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from kvcoord.domain import Agreement, OperationKind, Reason
+from kvcoord.domain import Agreement, OperationKind, Outcome, Reason
 from kvcoord.protocol.effects import Apply
 from kvcoord.protocol.group import GroupLimits
 from kvcoord.protocol.messages import Ack, Alive, Heartbeat, Vote
@@ -206,7 +206,11 @@ class Session:
     def _do_counters(self, plain: list[str], options: dict[str, str]) -> None:
         for coordinator in self._cluster.coordinators:
             for group in coordinator.machine.groups.values() if coordinator.machine else ():
-                counts = {**group.counters, **group.ignored, **group.stream.ignored, **group.rounds.ignored}
+                commits = sum(n for (_, outcome, _), n in group.decisions.items() if outcome is Outcome.COMMIT)
+                aborts = sum(group.decisions.values()) - commits
+                ends = {"completions": 0, "retractions": sum(group.retractions.values()), **group.counters}
+                decided = {"commits": commits, "aborts": aborts, **ends}
+                counts = {**decided, **group.ignored, **group.stream.ignored, **group.rounds.ignored}
                 counts["transfers_ignored"] = group.transfers.ignored
                 said = " ".join(f"{name}={count}" for name, count in counts.items() if count)
                 self._lines.append(f"{coordinator.name} {said}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcoord.domain import Aborted, Committed, Reason, Tier
+from kvcoord.domain import Aborted, Committed, PageKey, Reason, Tier
 from kvcoord.errors import GroupLost, GroupRenewed, PeerUnavailable
 from kvcoord.observability.snapshot import WorkerSnapshot
 from tests.runtime.engine import KEYS, Engine, on_all
@@ -38,13 +38,13 @@ async def begin_again(engine: Engine) -> None:
     engine.step = 0
 
 
-async def store_and_read_back(made: list[Engine]) -> None:
+async def store_and_read_back(made: list[Engine], keys: list[PageKey] = KEYS) -> None:
     """A path goes to the host, leaves the device, comes back, and is right on every rank."""
     fills = [bytes([65 + rank]) for rank in range(len(made))]
-    await on_all(*(engine.store(KEYS, fill) for engine, fill in zip(made, fills, strict=True)))
+    await on_all(*(engine.store(keys, fill) for engine, fill in zip(made, fills, strict=True)))
     await on_all(*(engine.settle() for engine in made))
     await on_all(*(engine.cache.evict(Tier.DEVICE, 4) for engine in made))
-    assert await on_all(*(engine.read(KEYS) for engine in made)) == [{fill * 64} for fill in fills]
+    assert await on_all(*(engine.read(keys) for engine in made)) == [{fill * 64} for fill in fills]
     await on_all(*(engine.settle() for engine in made))
 
 
