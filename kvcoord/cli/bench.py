@@ -1,6 +1,7 @@
 """`kvcoord bench`: what kvcoord costs, each part beside its peer in the same run on the same machine."""
 
 import asyncio
+import logging
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,9 +17,12 @@ from kvcoord.load.bench.cells import table
 from kvcoord.load.bench.host import where
 from kvcoord.load.bench.html import page
 from kvcoord.load.bench.index import PeerPlace
+from kvcoord.load.bench.pressure import LoadOptions
 from kvcoord.load.bench.result import Result
 from kvcoord.load.bench.suite import Benchmark, SuiteOptions
 from kvcoord.load.bench.suite import run as run_suite
+from kvcoord.load.plan import ReplayOptions
+from kvcoord.load.trace import DEMO
 from kvcoord.runtime.process import Stop, run
 
 RANKS_DEFAULT: Final = "2,4,8"
@@ -26,6 +30,9 @@ RANKS_MAX: Final = 64
 
 SHUTDOWN_TIMEOUT_S: Final = 15.0
 INTERRUPTED: Final = 130
+
+PRINTED_WIDTH: Final = 180
+"""Of a table that goes to a file."""
 
 
 @click.command()
@@ -41,6 +48,9 @@ INTERRUPTED: Final = 130
     metavar="DIR",
     help="Folder of sgl_cpu_harness, which runs SGLang without a GPU.",
 )
+@click.option("--trace", default=str(DEMO), metavar="FILE", help="load: whose requests arrive.")
+@click.option("--speed-up", type=click.FloatRange(0.01), default=50.0, show_default=True, help="load: so much faster.")
+@click.option("--seconds", type=click.FloatRange(1), default=60.0, show_default=True, help="load: for so long.")
 @json_option
 def command(
     *,
@@ -51,6 +61,9 @@ def command(
     html: Path | None,
     sglang_python: Path | None,
     sglang_harness: Path | None,
+    trace: str,
+    speed_up: float,
+    seconds: float,
     as_json: bool,
 ) -> None:
     """Measure what kvcoord costs, each part beside its peer.
@@ -63,16 +76,20 @@ def command(
     recovery     from kill -9 of the coordinator to the next agreed decision
     local        one call from an engine to its sidecar and back
     scale        cost of a round up to 1,024 ranks, and where one coordinator ends
+    load         requests that arrive as a trace says, for minutes: latencies, memory, descriptors
     budgets      all that was promised, with what was measured, met or not met
-    all          everything
+    all          everything but load
     """
+    numbers = _numbers(ranks)
     options = SuiteOptions(
-        ranks=_numbers(ranks),
+        ranks=numbers,
         quick=quick,
         sidecar=not no_sidecar,
         sglang=_peer_place(sglang_python, sglang_harness),
+        load=LoadOptions(replay=ReplayOptions(trace=trace, ranks=numbers[0]), speed_up=speed_up, seconds=seconds),
     )
     place, results = where(), list[Result]()
+    logging.getLogger("kvcoord").setLevel(logging.ERROR)
     code = run(
         lambda stop: _measure(Benchmark(benchmark), options, stop, results), shutdown_timeout_s=SHUTDOWN_TIMEOUT_S
     )
@@ -121,11 +138,13 @@ def _peer_place(python: Path | None, harness: Path | None) -> PeerPlace | None:
 def _show(benchmark: Benchmark, results: list[Result], place: str, *, as_json: bool) -> None:
     """One benchmark as JSON is a list of rows, several are an object with a list for each."""
     if as_json:
-        several = benchmark is Benchmark.ALL
+        several = benchmark in (Benchmark.ALL, Benchmark.LOAD)
         rows = {result.name: result.rows for result in results}
         click.echo(msgspec.json.encode(rows if several else results[0].rows))
         return
     console = Console()
+    if not console.is_terminal:
+        console.width = PRINTED_WIDTH
     console.print(place, style="dim", highlight=False)
     for result in results if benchmark is not Benchmark.BUDGETS else results[:1]:
         console.print(table(result))

@@ -77,7 +77,9 @@ def _bar(console: Console, total: int) -> Iterator[OnProgress]:
 def _show(report: SimulationReport) -> None:
     console = Console()
     for finding in report.violations:
-        console.print(f"seed {finding.seed}: {finding.promise} broken at {finding.at_s:.4f} s: {finding.detail}", markup=False)
+        console.print(
+            f"seed {finding.seed}: {finding.promise} broken at {finding.at_s:.4f} s: {finding.detail}", markup=False
+        )
         for fault in finding.faults:
             console.print(f"  with fault {fault}", markup=False)
         for line in finding.story[-STORY_LINES_SHOWN:]:

@@ -18,7 +18,7 @@ from kvcoord.client.options import (
     ClientOptions,
 )
 from kvcoord.client.progress import Landing, PendingOutcome
-from kvcoord.client.registration import close_pages, create_pages, register_of
+from kvcoord.client.registration import Pages, adopt, close_pages, create_pages, memories_of, register_of
 from kvcoord.client.results import Allocation, Match, expect
 from kvcoord.client.session import Asked
 from kvcoord.client.waitable import BlockingLease, BlockingLoad
@@ -43,7 +43,7 @@ class BlockingCacheClient:
         self.device: list[PageMemory] = []
         """Device memory of each pool once it is registered: the engine fills and reads its pages."""
         self._own_pages: list[SharedPages] = []
-        self._pages: list[SharedPages] = []
+        self._pages: Pages = []
         self._channel = BlockingChannel(address, options)
         try:
             self.info: Opened = self._channel.ask(local.Open(local.LOCAL_VERSION), reading.read_opened).wait()
@@ -75,18 +75,18 @@ class BlockingCacheClient:
         """Has the group begun anew since this call was asked? Leases ask."""
         return self._channel.session.voided(number)
 
-    def register(self, pages: Sequence[SharedPages] | None = None) -> None:
+    def register(self, pages: Pages | None = None, *, model: str = "") -> None:
         """As `CacheClient.register`."""
         own = create_pages(self.info) if pages is None and not self._pages else []
-        shared = own or self._pages if pages is None else list(pages)
+        shared: Pages = own or self._pages if pages is None else pages
         try:
-            self._ask(register_of(shared, self.info), reading.read_done).wait()
+            adopt(shared, self._ask(register_of(shared, self.info, model), reading.read_registered).wait())
         except BaseException:
             close_pages(own)
             raise
         self._own_pages += own
         self._pages = shared
-        self.device = [each.memory for each in shared]
+        self.device = memories_of(shared)
 
     # --- tickets --------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from kvcoord.client.options import (
     ClientOptions,
 )
 from kvcoord.client.progress import Landing
-from kvcoord.client.registration import close_pages, create_pages, register_of
+from kvcoord.client.registration import Pages, adopt, close_pages, create_pages, memories_of, register_of
 from kvcoord.client.results import Allocation, Match, expect
 from kvcoord.client.session import Asked
 from kvcoord.domain import OperationId, PageKey, Tier
@@ -53,7 +53,7 @@ class CacheClient:
         self._channel = Channel(address, options)
         self._ask = self._channel.ask
         self._own_pages: list[SharedPages] = []
-        self._pages: list[SharedPages] = []
+        self._pages: Pages = []
         self._layer_count = 0
 
     async def open(self) -> None:
@@ -77,23 +77,26 @@ class CacheClient:
         """Has the group begun anew since this call was asked? Leases ask."""
         return self._channel.session.voided(number)
 
-    async def register(self, pages: Sequence[SharedPages] | None = None) -> None:
+    async def register(self, pages: Pages | None = None, *, model: str = "") -> None:
         """Be the rank's engine: share device memory with the worker, and find it in `device`.
 
         Without `pages` the memory is made for every pool and closed with this client; pages of the caller's own (one
-        for each pool, of the group's geometry) stay the caller's to close, after this client. After GroupRenewed
-        register again: without `pages` the same memory, whose contents are then of no worth.
+        for each pool that has layers on this rank, of the group's geometry) stay the caller's to close, after this
+        client. After GroupRenewed register again: without `pages` the same memory, whose contents are then of no worth.
+
+        `model` names all that computed pages depend on (weights and their revision, adapters, quantization), alike on
+        all ranks: host pages then outlive this engine, for the next one that gives the same name.
         """
         own = create_pages(self.info) if pages is None and not self._pages else []
-        shared = own or self._pages if pages is None else list(pages)
+        shared: Pages = own or self._pages if pages is None else pages
         try:
-            await self._ask(register_of(shared, self.info), reading.read_done)
+            adopt(shared, await self._ask(register_of(shared, self.info, model), reading.read_registered))
         except BaseException:
             close_pages(own)
             raise
         self._own_pages += own
         self._pages = shared
-        self.device = [each.memory for each in shared]
+        self.device = memories_of(shared)
 
     # --- what is cached -------------------------------------------------------------------------------------------
 

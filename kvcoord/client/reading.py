@@ -18,6 +18,7 @@ from kvcoord.protocol.local import (
     Matched,
     Opened,
     Outcome,
+    Registered,
     StatusBody,
     Written,
 )
@@ -25,9 +26,18 @@ from kvcoord.protocol.local import (
 
 def read_opened(_: Asked[Opened], answer: Answer) -> Opened:
     info = expect(answer, Opened)
-    if not info.pools or not len(info.pools) == len(info.page_bytes) == len(info.layers) == len(info.dtypes):
+    shapes = {len(info.page_bytes), len(info.layers), len(info.dtypes), len(info.parts or info.pools)}
+    if not info.pools or shapes != {len(info.pools)}:
         raise FrameMalformed(f"names {len(info.pools)} pools, and not one shape for each", 0)
     return info
+
+
+def read_registered(_: Asked[Registered | None], answer: Answer) -> Registered | None:
+    """None: the memory is this host's, and there are no events."""
+    if isinstance(answer, Registered):
+        return answer
+    expect(answer, Done)
+    return None
 
 
 def read_done(_: Asked[None], answer: Answer) -> None:

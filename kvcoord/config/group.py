@@ -154,9 +154,10 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
             if pool.stage_layers and len(pool.stage_layers) != self.pp:
                 fix = f"must name the layers of each of the pp={self.pp} pipeline stages, or be empty"
                 raise ConfigError(f"pools.{pool.name}.stage_layers", pool.stage_layers, fix)
-            if pool.stage_layers and not any(pool.stage_layers):
-                fix = "must give at least one stage a layer; leave a pool without layers out"
-                raise ConfigError(f"pools.{pool.name}.stage_layers", pool.stage_layers, fix)
+
+        for stage in range(self.pp):
+            if not any(pool.layers_of_stage(stage) for pool in self.pools):
+                raise ConfigError("pools.stage_layers", stage, "this pipeline stage has no layer of any pool")
 
     def stage(self, rank: int) -> int:
         """The pipeline stage of a rank: the ranks of a stage are neighbours."""

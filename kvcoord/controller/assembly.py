@@ -105,4 +105,5 @@ def make_machine(
             return StreamingCache(state, config.limits.decisions_kept_max), consensus
         return Cache(state), consensus
 
-    return WorkerMachine(make_cache, rank, group.name, group.divergence, config.limits)
+    copy_timeout_s = config.timeouts.copy_timeout_s
+    return WorkerMachine(make_cache, rank, group.name, group.divergence, config.limits, copy_timeout_s)

@@ -165,6 +165,11 @@ class Cache:
         self.loads.abandon()
         self.transfers.abandon()
 
+    @property
+    def parked(self) -> bool:
+        """Whether a call waits for slots that are agreed as free and still being copied from."""
+        return self._parked is not None or self.loads.parked
+
     def open_count(self) -> int:
         """Operations that have not ended on all ranks: the same number on every rank at the same point."""
         return len(self.state.operations)

@@ -53,8 +53,8 @@ class Loads:
         self._undecided: dict[OperationId, Acquisition] = {}
         self._landing: dict[OperationId, list[Callable[[Operation], None]]] = {}
         self._parked: Acquisition | None = None
-        self._voided: dict[int, list[Operation]] = {}
-        """Retracted load-backs whose slots a lease still reads, by its number."""
+        self._outside: dict[int, list[Operation]] = {}
+        """Load-backs with slots that a lease reads and the index does not have, by its number."""
 
     def acquire(self, keys: list[PageKey], call: Call, *, landed: bool) -> None:
         """Begins a lease. `state.waiting_for` says whether the outcome has to be waited for."""
@@ -93,6 +93,11 @@ class Loads:
         if decision is not None:
             self.decide(decision)
 
+    @property
+    def parked(self) -> bool:
+        """Whether an acquire waits for slots that are agreed as free and still being copied from."""
+        return self._parked is not None
+
     def decide(self, decision: Decision) -> bool:
         """The outcome of an acquire that was put to the vote. Whether it was one."""
         wanted = self._undecided.pop(decision.operation, None)
@@ -112,11 +117,11 @@ class Loads:
             for held in (wanted.operation.reservation, wanted.new):
                 if held is not None:
                     held.abort()
-        for ops in self._voided.values():
+        for ops in self._outside.values():
             for op in ops:
                 self._transfers.give_back(op)
         self._undecided.clear()
-        self._voided.clear()
+        self._outside.clear()
         self._parked = None
 
     def copy_ended(self, op: Operation) -> None:
@@ -133,6 +138,8 @@ class Loads:
         for lease in op.leases:
             lease.loads -= 1
             lease.pins += [self._state.tree.pin(op.keys, first, count, Tier.DEVICE) for first, count in op.runs]
+            if op.spare:
+                self._keep_slots(op, lease)
 
     def retracted(self, op: Operation) -> None:
         """A rank's copy failed: nothing computed from these pages may be published.
@@ -142,13 +149,17 @@ class Loads:
         for lease in op.leases:
             lease.loads -= 1
             lease.broken = True
-            op.holders += 1
-            self._voided.setdefault(lease.number, []).append(op)
+            self._keep_slots(op, lease)
             self._state.broken.append(lease.number)
+
+    def _keep_slots(self, op: Operation, lease: Lease) -> None:
+        """The slots of a load-back that are not the index's stay as long as this lease."""
+        op.holders += 1
+        self._outside.setdefault(lease.number, []).append(op)
 
     def ended(self, lease: Lease) -> None:
         """This lease reads no pages any more."""
-        for op in self._voided.pop(lease.number, ()):
+        for op in self._outside.pop(lease.number, ()):
             op.holders -= 1
             if not op.holders:
                 self._transfers.give_back(op)

@@ -54,6 +54,7 @@ class Operation:
         "runs",
         "serial",
         "source_slots",
+        "spare",
         "tick",
         "tier",
     )
@@ -80,7 +81,10 @@ class Operation:
         self.pins: list[Pin] = []
         self.leases: list[Lease] = []
         self.holders = 0
-        """Leases that still read its destination although it was retracted: the slots go back with the last of them."""
+        """Leases that still read its destination although it was retracted, or `spare`: the slots go back with the
+        last of them."""
+        self.spare: tuple[list[int], ...] = ()
+        """Loaded slots of pages that were published by somebody else meanwhile."""
         self.leaving = False
         """Its source slots are freed when this rank's copy is over: the pages are leaving the device."""
         self.copy_open = False

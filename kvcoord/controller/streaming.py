@@ -133,6 +133,11 @@ class StreamingCache:
         """This cache ends with its membership or its history. No copy of its runs any more."""
         self.transfers.abandon()
 
+    @property
+    def parked(self) -> bool:
+        """Nothing here waits for copies: without lockstep slots are handed out when they are free."""
+        return False
+
     def open_count(self) -> int:
         """Operations that have not ended here."""
         return len(self.state.operations)

@@ -12,6 +12,7 @@ from kvcoord.controller.state import CacheState
 from kvcoord.controller.tiers import ENGINE, INDEX
 from kvcoord.domain import OperationId, Reason, Tier
 from kvcoord.errors import InvariantBroken
+from kvcoord.index.node import Slots
 from kvcoord.memory.reservation import ReservationState
 from kvcoord.protocol.messages import Ack, Completion
 
@@ -118,9 +119,20 @@ class Transfers:
         at = 0
         for first, count in op.runs:
             kept = publish(op.keys, first, count, [pool[at : at + count] for pool in slots], op.tick)
-            state.pools.free_slots(op.tier, kept, INDEX)
+            self._set_aside(op, kept)
             at += count
         self._published(op)
+        if not op.holders:
+            self.give_back(op)
+
+    def _set_aside(self, op: Operation, kept: Slots) -> None:
+        """Slots that the index did not take, since it has these pages: free, unless leases read them."""
+        pools = self._state.pools
+        if not op.leases:
+            pools.free_slots(op.tier, kept, INDEX)
+        elif kept[0]:
+            pools.hand_over(op.tier, kept, INDEX, op.id)
+            op.spare = tuple([[*held, *more] for held, more in zip(op.spare or [[]] * len(kept), kept, strict=True)])
 
     def _retract(self, op: Operation) -> None:
         op.phase = Phase.RETRACTED
@@ -129,7 +141,10 @@ class Transfers:
             self.give_back(op)
 
     def give_back(self, op: Operation) -> None:
-        """The destination of a retracted operation, which nobody reads any more: free when this rank's copy is over."""
+        """Slots that nobody reads any more and the index does not have: free when this rank's copy is over."""
+        if op.spare:
+            self._state.pools.free_slots(op.tier, op.spare, op.id)
+            op.spare = ()
         if op.reservation is None or op.reservation.state is not ReservationState.HELD:
             return
         if op.copy_open:

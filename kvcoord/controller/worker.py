@@ -16,6 +16,8 @@ from kvcoord.controller.consensus import AgreedConsensus, Consensus
 from kvcoord.controller.effects import CacheEffect, Reply
 from kvcoord.controller.host_tier import HostTier
 from kvcoord.controller.kept import NOTHING, HostPages
+from kvcoord.controller.patience import LIMIT, Patience
+from kvcoord.controller.refusal import refusal
 from kvcoord.controller.streaming import StreamingCache
 from kvcoord.domain import PAGE_KEY_BYTES, DivergencePolicy, OperationId, Path, Reason
 from kvcoord.errors import UsageError
@@ -51,7 +53,13 @@ class WorkerMachine:
     """
 
     def __init__(
-        self, make_cache: MakeCache, rank: RankMachine | None, group: str, policy: DivergencePolicy, limits: Limits
+        self,
+        make_cache: MakeCache,
+        rank: RankMachine | None,
+        group: str,
+        policy: DivergencePolicy,
+        limits: Limits,
+        copy_timeout_s: float,
     ) -> None:
         self.cache, self.consensus = make_cache()
         self.rank = rank
@@ -82,6 +90,7 @@ class WorkerMachine:
         self.host = HostTier(min(limits.pages_per_operation_max, limits.message_bytes_max // (8 * PAGE_KEY_BYTES)))
         self.host.settled = rank is None
         self._agreements = Agreements()
+        self._patience = Patience(copy_timeout_s)
         self._now = 0.0
         self._said: list[RankEffect] = []
         """What the rank's machine wants done because of a call."""
@@ -146,10 +155,16 @@ class WorkerMachine:
         return self._after(self.rank.absent(now) if self.rank else [], now)
 
     def tick(self, now: float) -> list[WorkerEffect]:
-        return self._after(self.rank.tick(now) if self.rank else [], now)
+        """Lets every deadline up to `now` pass. A rank whose copies hold up its engine for too long leaves."""
+        effects = self.rank.tick(now) if self.rank else []
+        if self._patience.over(now) and self.failure is None:
+            self._fail("DeadlineExceeded", ["end of the copies that calls wait for", LIMIT, self._patience.limit_s])
+            effects += self.rank.leave(now) if self.rank else []
+        return self._after(effects, now)
 
     def deadline(self) -> float | None:
-        return self.rank.deadline() if self.rank else None
+        times = (self.rank.deadline() if self.rank else None, self._patience.deadline())
+        return min((time for time in times if time is not None), default=None)
 
     @property
     def left(self) -> bool:
@@ -181,7 +196,14 @@ class WorkerMachine:
             else:
                 self.copies_open += 1
             out.append(effect)
+        self._patience.look(self._waits_for_copies(), now)
         return out
+
+    def _waits_for_copies(self) -> bool:
+        """Whether calls wait for copies of this rank, and for nothing else."""
+        if not self.copies_open or not (self._queue or self._unanswered) or self.failure is not None:
+            return False
+        return self._renewing or self.left or self.cache.parked
 
     def _said_since(self) -> list[RankEffect]:
         """What the rank's machine wants sent because of calls and copies."""
@@ -209,17 +231,7 @@ class WorkerMachine:
                 out.append(Note("suspended", "", {"rank": effect.rank, "cause": effect.cause}))
             elif isinstance(effect, JoinFailed):
                 assert self.rank is not None
-                who = self.rank.identity.rank
-                fields: list[str | int | float | list[list[int]]] = [
-                    self.group,
-                    effect.reason,
-                    effect.field,
-                    who,
-                    effect.value,
-                    effect.other_rank,
-                    effect.other_value,
-                ]
-                self._fail("JoinRefused", fields)
+                self._fail("JoinRefused", refusal(self.group, self.rank.identity.rank, effect))
             elif isinstance(effect, Lost):
                 self._fail("GroupLost", [self.group, effect.cause, effect.waited_s])
             elif isinstance(effect, LogWanted):

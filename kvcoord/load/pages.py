@@ -11,15 +11,15 @@ from kvcoord.memory.pages import PageMemory
 
 
 class EnginePages:
-    """The pages of one pool on one rank. Keeps the memory mapped until `close`."""
+    """The pages of one pool on one rank, layer-first. Parts of a layer count as layers. Mapped until `close`."""
 
     def __init__(self, memory: PageMemory, rank: Rank) -> None:
         self._buffer = memory.buffer()
         self._rank = rank
         self._pool = memory.geometry.name
-        self._layers = range(memory.geometry.layer_count)
-        self._layer_stride = memory.layer_stride
-        self._page_bytes = memory.geometry.page_bytes
+        self._layers = range(memory.geometry.plane_count)
+        self._layer_stride = memory.plane_stride
+        self._page_bytes = memory.geometry.plane_bytes
 
     def fill(self, keys: Sequence[PageKey], slots: Sequence[int]) -> None:
         """Writes all layers of these pages."""

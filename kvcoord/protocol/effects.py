@@ -1,4 +1,7 @@
-"""What a machine wants done next. The shell performs effects in order; the simulation does the same."""
+"""What a machine wants done next. The shell performs effects in order; the simulation does the same.
+
+None can be part of a cycle, so the garbage collector need not follow them.
+"""
 
 import msgspec
 
@@ -6,14 +9,14 @@ from kvcoord.domain import Rank
 from kvcoord.protocol.messages import Activate, Entry, FromCoordinator, FromRank
 
 
-class Send(msgspec.Struct, frozen=True):
+class Send(msgspec.Struct, frozen=True, gc=False):
     """Coordinator: one message to these peers. The shell encodes it once for all of them."""
 
     peers: tuple[bytes, ...]
     message: FromCoordinator
 
 
-class Note(msgspec.Struct, frozen=True):
+class Note(msgspec.Struct, frozen=True, gc=False):
     """For people and recorders only: something that should be seen. Steers nothing."""
 
     kind: str
@@ -21,45 +24,45 @@ class Note(msgspec.Struct, frozen=True):
     detail: dict[str, object] = {}
 
 
-class SendUp(msgspec.Struct, frozen=True):
+class SendUp(msgspec.Struct, frozen=True, gc=False):
     """Rank: one message to the coordinator it is attached to."""
 
     message: FromRank
 
 
-class Attach(msgspec.Struct, frozen=True):
+class Attach(msgspec.Struct, frozen=True, gc=False):
     """Rank: drop the connection and open one to this coordinator of the list."""
 
     index: int
 
 
-class Apply(msgspec.Struct, frozen=True):
+class Apply(msgspec.Struct, frozen=True, gc=False):
     """Rank: the next entry of the stream, in sequence."""
 
     entry: Entry
 
 
-class Activated(msgspec.Struct, frozen=True):
+class Activated(msgspec.Struct, frozen=True, gc=False):
     """Rank: the group works. `fresh`: what was held before is void on every rank."""
 
     activate: Activate
     fresh: bool
 
 
-class VerdictReady(msgspec.Struct, frozen=True):
+class VerdictReady(msgspec.Struct, frozen=True, gc=False):
     """Rank: the verdict of this round has come and can be taken."""
 
     round: int
 
 
-class GroupSuspended(msgspec.Struct, frozen=True):
+class GroupSuspended(msgspec.Struct, frozen=True, gc=False):
     """Rank: the group does not work for now. `rank` -1: the coordinator is lost."""
 
     rank: Rank
     cause: str
 
 
-class JoinFailed(msgspec.Struct, frozen=True):
+class JoinFailed(msgspec.Struct, frozen=True, gc=False):
     """Rank: the coordinator refuses; final."""
 
     reason: str
@@ -69,14 +72,14 @@ class JoinFailed(msgspec.Struct, frozen=True):
     other_value: str | int
 
 
-class Lost(msgspec.Struct, frozen=True):
+class Lost(msgspec.Struct, frozen=True, gc=False):
     """Rank: the group deadline (or the join timeout) has passed; final."""
 
     cause: str
     waited_s: float
 
 
-class DivergenceSeen(msgspec.Struct, frozen=True):
+class DivergenceSeen(msgspec.Struct, frozen=True, gc=False):
     """Rank: the coordinator says that the ranks differ."""
 
     round: int
@@ -84,7 +87,7 @@ class DivergenceSeen(msgspec.Struct, frozen=True):
     operation: str
 
 
-class LogWanted(msgspec.Struct, frozen=True):
+class LogWanted(msgspec.Struct, frozen=True, gc=False):
     """Rank: the coordinator asks for the log of applied events at this round."""
 
     round: int

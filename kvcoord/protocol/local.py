@@ -40,6 +40,23 @@ class Memory(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     size_bytes: int
 
 
+class DevicePool(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """Where the pages of one pool are in a GPU's memory. See `memory.device`."""
+
+    pool: str
+    allocations: list[bytes]
+    planes: list[tuple[int, int]]
+    slot_stride: int
+
+
+class DeviceMemory(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """The pages of all pools on one GPU, and the event that the engine records before it asks for copies."""
+
+    device: str
+    pools: list[DevicePool]
+    computed: bytes
+
+
 class Open(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=1):
     """First call of a session. Answered with Opened; whoever only looks on calls nothing but Match and Status."""
 
@@ -134,9 +151,16 @@ class Evict(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=
 
 
 class Register(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=13):
-    """This session is the rank's engine: here are its device pools, in the group's pool order. One engine at a time."""
+    """This session is the rank's engine: here are its device pools, in the group's pool order. One engine at a time.
+
+    Pools without layers on this rank are left out. With `device` in place of `memory` the pages are on a GPU, and the
+    answer is Registered instead of Done. `model` names what computes the pages: host pages outlive an engine for the
+    next one of the same model; empty: they do not.
+    """
 
     memory: list[Memory]
+    model: str = ""
+    device: DeviceMemory | None = None
 
 
 Call = (
@@ -163,7 +187,7 @@ class Calls(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=
 
 
 class Opened(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=31):
-    """The session is open."""
+    """The session is open. `layers` are those of this rank, 0 for a pool without any; no `parts`: one in each pool."""
 
     group: str
     rank: Rank
@@ -177,6 +201,7 @@ class Opened(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     host_pages: int
     page_tokens: int
     lockstep: bool
+    parts: list[int] = []
 
 
 class Matched(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=32):
@@ -265,6 +290,13 @@ class Evicted(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froze
     pages: int
 
 
+class Registered(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=43):
+    """The events that a GPU's copies record: after each write, and after each layer of a load-back."""
+
+    written: bytes
+    layers: list[bytes]
+
+
 class Failed(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=42):
     """The call raises on the engine's side: `error` names a class of `kvcoord.errors`, `fields` are its arguments."""
 
@@ -284,6 +316,7 @@ Answer = (
     | Agreed
     | StatusBody
     | Evicted
+    | Registered
     | Failed
 )
 

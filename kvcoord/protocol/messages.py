@@ -3,6 +3,8 @@
 Each is a msgpack array whose first element is the tag. An `epoch` is one 64-bit number: 24 bits of counter above
 40 bits of the coordinator's incarnation, so that comparing two epochs compares the counters first and two coordinators
 never make the same one.
+
+None can be part of a cycle, so the garbage collector need not follow them (`gc=False`): a coordinator holds thousands.
 """
 
 from typing import Final
@@ -37,7 +39,7 @@ def epoch_number(epoch: int) -> int:
     return epoch >> INCARNATION_BITS
 
 
-class Vote(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+class Vote(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
     """What one rank can do for one operation. Immutable: a second, different vote is ignored and counted.
 
     `participants` is a bit mask over ranks, 0 for all. A no carries `reason` and `shortfall` (pages per pool).
@@ -53,7 +55,7 @@ class Vote(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=T
     shortfall: dict[PoolName, int] = {}
 
 
-class Ack(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+class Ack(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
     """One rank's report that its copy of a committed operation landed (or failed, with the reason).
 
     `participants` is repeated from the vote, so that a coordinator that never saw the votes waits for the right ranks.
@@ -65,7 +67,7 @@ class Ack(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=Tr
     participants: int = ALL_RANKS
 
 
-class Decision(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=30):
+class Decision(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=30):
     """COMMIT with the agreed value, or ABORT with reason, first rank to blame (-1: none) and shortfall.
 
     `sequence` numbers the stream densely from 1; inside a verdict it is 0 and the verdict's round orders it.
@@ -80,7 +82,7 @@ class Decision(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
     shortfall: dict[PoolName, int] = {}
 
 
-class Completion(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=31):
+class Completion(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=31):
     """All participants' copies landed (publish), or one failed (retract on all: reason and rank).
 
     A retraction comes as soon as one copy has failed or is late. Others may still be copying: `drained` says that none
@@ -99,14 +101,14 @@ Entry = Decision | Completion
 """What the stream's sequence numbers."""
 
 
-class Numbered(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=33):
+class Numbered(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=33):
     """The next entry of the stream, in this epoch."""
 
     epoch: int
     entry: Entry
 
 
-class Verdict(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=32):
+class Verdict(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=32):
     """The outcome of one round. `capacity`: per pool the minimum over ranks of the pages free at their frame.
 
     `absent` names ranks whose frame was missing at the deadline; capacity is then all zero, so nothing is covered.
@@ -120,7 +122,7 @@ class Verdict(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froze
     absent: list[Rank] = []
 
 
-class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=10):
+class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=10):
     """All that one rank has to say at its step `round`: votes and acks since its last frame, free pages, digest.
 
     `first_round` is the round with which this rank began its history, said until it has a verdict (-1 from then on):
@@ -136,7 +138,7 @@ class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=
     first_round: int = -1
 
 
-class Report(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+class Report(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
     """What a rank knows when it accepts an epoch. Travels in Accept, never in Hello.
 
     `history` is the epoch in which its state was begun: ranks with unequal histories cannot go on from what they hold.
@@ -159,7 +161,7 @@ class Report(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     held: int = 0
 
 
-class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=1):
+class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=1):
     """A rank asks to join. `attach` counts this life's attachments, so that late ones are told apart."""
 
     version: int
@@ -172,14 +174,14 @@ class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=
     fingerprint: dict[str, str | int]
 
 
-class Accept(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=2):
+class Accept(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=2):
     """A rank takes the proposed epoch and reports what it knows. From here on it takes nothing older."""
 
     epoch: int
     report: Report
 
 
-class Heartbeat(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=3):
+class Heartbeat(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=3):
     """Sent while the group works, also when idle. `sequence` is the last stream entry applied.
 
     `probe` repeats the number of the coordinator's probe. A rank that has not joined answers a probe under NO_EPOCH.
@@ -190,7 +192,7 @@ class Heartbeat(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fro
     probe: int = 0
 
 
-class StreamVote(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=4):
+class StreamVote(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=4):
     """A vote that does not wait for a frame.
 
     `sequence` is the last stream entry applied: an operation decided after it, and forgotten since, is not voted anew.
@@ -201,7 +203,7 @@ class StreamVote(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fr
     sequence: int = 0
 
 
-class StreamAck(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=5):
+class StreamAck(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=5):
     """An ack that does not wait for a frame. `sequence` as in StreamVote."""
 
     epoch: int
@@ -209,20 +211,20 @@ class StreamAck(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fro
     sequence: int = 0
 
 
-class FetchEntries(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=6):
+class FetchEntries(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=6):
     """A gap in the stream: send the entries after `sequence` again."""
 
     epoch: int
     sequence: int
 
 
-class Leave(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=8):
+class Leave(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=8):
     """This rank ends in good order."""
 
     epoch: int
 
 
-class OperationLog(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=9):
+class OperationLog(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=9):
     """A rank's answer to LogRequest: its last applied events, oldest first, as (event, digest after it)."""
 
     epoch: int
@@ -230,20 +232,20 @@ class OperationLog(msgspec.Struct, array_like=True, forbid_unknown_fields=True, 
     events: list[tuple[str, int]]
 
 
-class StatusRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=20):
+class StatusRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=20):
     """Anybody may ask a coordinator for its status."""
 
     nonce: int
 
 
-class StatusReply(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=50):
+class StatusReply(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=50):
     """`body` is the status as JSON."""
 
     nonce: int
     body: bytes
 
 
-class Waiting(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=40):
+class Waiting(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=40):
     """The answer to Hello while ranks are missing, or (`held` names it) while another life of a rank stands in the way.
 
     Whether that rank still lives is being asked; the Hello is then accepted or refused.
@@ -255,7 +257,7 @@ class Waiting(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froze
     held: Rank = -1
 
 
-class Refused(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=41):
+class Refused(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=41):
     """The answer to a Hello that can never be accepted: which field, whose values."""
 
     reason: str
@@ -266,14 +268,14 @@ class Refused(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froze
     other_value: str | int
 
 
-class Prepare(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=42):
+class Prepare(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=42):
     """All ranks have said Hello: the proposed epoch, for the attachment with this number."""
 
     epoch: int
     attach: int
 
 
-class Activate(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=43):
+class Activate(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=43):
     """All ranks have accepted: the group works. Carries what any rank knew.
 
     `history` unequal to a rank's own means: drop what you hold and begin anew. `capacity` is the first agreed free
@@ -291,7 +293,7 @@ class Activate(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
     held_most: int = 0
 
 
-class Alive(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=44):
+class Alive(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=44):
     """The answer to a heartbeat; with a `probe` number it asks for one that repeats the number.
 
     `sequence` is the last entry of the stream, so that a rank notices a lost one also when nothing follows.
@@ -303,7 +305,7 @@ class Alive(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=
     probe: int = 0
 
 
-class Suspended(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=45):
+class Suspended(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=45):
     """The epoch is over: `rank` is lost. Open operations of the stream were aborted in sequence before this."""
 
     epoch: int
@@ -311,20 +313,20 @@ class Suspended(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fro
     cause: str
 
 
-class Rejoin(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=46):
+class Rejoin(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=46):
     """This coordinator does not know the sender (it was restarted, or gave it up): say Hello again."""
 
     coordinator: int
 
 
-class LogRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=47):
+class LogRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=47):
     """Digests differ at `round`: send the log of applied events."""
 
     epoch: int
     round: int
 
 
-class Divergence(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=48):
+class Divergence(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=48):
     """The ranks differ: those on each side (largest side first) and the first different event, if known.
 
     `round` -1: not seen in a round, but in what the ranks reported when they joined.

@@ -5,73 +5,89 @@ from collections.abc import Callable
 
 from kvcoord.config.process import WorkerConfig
 from kvcoord.controller.effects import StartCopy
-from kvcoord.dma.cpu import CpuCopyEngine
-from kvcoord.dma.engine import CopyEngine, CopyPlan, CopyStatistics, Direction, PoolCopy
-from kvcoord.dma.faults import CopyFaults, FaultyCopyEngine
+from kvcoord.dma.engine import CopyPlan, CopyStatistics, Direction, DirectionStatistics, PoolCopy
 from kvcoord.dma.transfer import Transfer
 from kvcoord.domain import OperationId, Reason, Tier
 from kvcoord.errors import UsageError
 from kvcoord.memory.geometry import PoolGeometry
 from kvcoord.memory.pages import PageMemory
-from kvcoord.memory.shared import SharedHandle, attach
-from kvcoord.protocol.local import Memory
+from kvcoord.protocol.local import Done, Register, Registered
+from kvcoord.runtime.copy_engine import MakeDriver, WorkerCopyEngine, libcuda, open_copy_engine
+from kvcoord.runtime.engine_memory import EngineMemory, map_memory
 
 CopyEnded = Callable[[OperationId, Reason | None], None]
 
 
 class Copies:
-    """Performs StartCopy effects. `ended` is called on the loop when a copy is over, with a reason when it failed."""
+    """Performs StartCopy effects. `ended` is called on the loop when a copy is over, with a reason when it failed.
 
-    def __init__(self, config: WorkerConfig, loop: asyncio.AbstractEventLoop, ended: CopyEnded) -> None:
+    A pool without layers on this rank has slots like any other, and no bytes.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        loop: asyncio.AbstractEventLoop,
+        ended: CopyEnded,
+        make_driver: MakeDriver = libcuda,
+    ) -> None:
+        self._config = config
         self._loop = loop
         self._ended = ended
+        self._make_driver = make_driver
+        group = config.group
+        layers = [pool.layers_of_stage(group.stage(config.rank)) for pool in group.pools]
+        self._numbers = [number for number, count in enumerate(layers) if count]
+        """Positions among the group's pools of those that have layers here."""
         self._geometries = [
-            PoolGeometry(pool.name, pool.layers, pool.page_bytes, pool.dtype) for pool in config.group.pools
+            PoolGeometry(pool.name, layers[number], pool.page_bytes, pool.dtype, pool.parts)
+            for number, pool in enumerate(group.pools)
+            if layers[number]
         ]
-        self._device_pages = config.device_pages
-        self._host = [PageMemory.anonymous(geometry, config.host_pages) for geometry in self._geometries]
-        self._device: list[PageMemory] = []
-        self._engine = _engine(config, loop)
+        self._host: list[PageMemory] = []
+        self._device: EngineMemory | None = None
+        self._copying: WorkerCopyEngine | None = None
 
-    def register(self, memory: list[Memory]) -> None:
-        """Maps the engine's device pools. Raises UsageError, ConfigError or PeerUnavailable, and maps none then."""
-        if len(memory) != len(self._geometries):
-            names = [geometry.name for geometry in self._geometries]
-            raise UsageError("memory", len(memory), f"register one memory for each of the pools {names}")
-        self.unregister()
-        mapped: list[PageMemory] = []
+    async def open(self) -> None:
+        """Makes the host memory and what copies. Raises ConfigError when this host cannot do it."""
         try:
-            for handle, geometry in zip(memory, self._geometries, strict=True):
-                if handle.pool != geometry.name:
-                    raise UsageError("memory.pool", handle.pool, f"pools come in the group's order: {geometry.name!r}")
-                shared = SharedHandle(
-                    handle.pid, handle.fd, handle.inode, handle.size_bytes, geometry, self._device_pages
-                )
-                mapped.append(attach(shared))
-        except Exception:
-            for pages in mapped:
-                pages.close()
+            for geometry in self._geometries:
+                layout = self._config.copies.host_layout
+                self._host.append(PageMemory.anonymous(geometry, self._config.host_pages, layout))
+            layer_count = max(geometry.layer_count for geometry in self._geometries)
+            self._copying = await open_copy_engine(self._config, self._loop, self._host, layer_count, self._make_driver)
+        except BaseException:
+            self._close_host()
             raise
-        self._device = mapped
+
+    def register(self, call: Register) -> Done | Registered:
+        """Maps the engine's device pools. Raises UsageError, ConfigError or PeerUnavailable, and maps none then."""
+        assert self._copying is not None
+        self.unregister()
+        gpu, driver = self._copying.gpu, self._copying.driver
+        self._device = map_memory(call, self._geometries, self._config.device_pages, driver)
+        if gpu is None or driver is None:
+            return Done()
+        gpu.follow(self._device.computed)
+        return Registered(driver.export_event(gpu.written), [driver.export_event(event) for event in gpu.layers])
 
     def unregister(self) -> None:
         """Unmaps the engine's memory. Copies under way keep it mapped until they are over."""
-        for memory in self._device:
-            memory.close()
-        self._device = []
+        if self._device is None:
+            return
+        assert self._copying is not None
+        if self._copying.gpu is not None:
+            self._copying.gpu.follow(None)
+        self._device.close()
+        self._device = None
 
     def start(self, effect: StartCopy) -> Transfer | None:
         """Starts one copy. None: it could not start, and has failed."""
-        if not self._device:
+        if self._device is None or self._copying is None:
             self._loop.call_soon(self._ended, effect.operation, Reason.SOURCE_GONE)
             return None
-        out = effect.source is Tier.DEVICE
-        sources, destinations = (self._device, self._host) if out else (self._host, self._device)
-        direction = Direction.DEVICE_TO_HOST if out else Direction.HOST_TO_DEVICE
-        pools = zip(sources, destinations, effect.source_slots, effect.destination_slots, strict=True)
         try:
-            plan = CopyPlan(effect.operation, direction, tuple([PoolCopy(*pool) for pool in pools]))
-            transfer = self._engine.submit(plan)
+            transfer = self._copying.engine.submit(self._plan(effect, self._device))
         except UsageError:
             self._loop.call_soon(self._ended, effect.operation, Reason.COPY_FAILED)
             return None
@@ -79,28 +95,30 @@ class Copies:
         return transfer
 
     def statistics(self) -> CopyStatistics:
-        return self._engine.statistics()
+        if self._copying is None:
+            return CopyStatistics(device_to_host=DirectionStatistics(), host_to_device=DirectionStatistics())
+        return self._copying.engine.statistics()
 
     async def close(self) -> None:
         """Waits for copies under way, then unmaps everything."""
-        await self._engine.close()
+        if self._copying is not None:
+            await self._copying.close()
         self.unregister()
-        for memory in self._host:
-            memory.close()
+        self._close_host()
+
+    def _plan(self, effect: StartCopy, device: EngineMemory) -> CopyPlan:
+        out = effect.source is Tier.DEVICE
+        pools = []
+        for number, host, on_device in zip(self._numbers, self._host, device.pages, strict=True):
+            source_slots, destination_slots = effect.source_slots[number], effect.destination_slots[number]
+            source, destination = (on_device, host) if out else (host, on_device)
+            pools.append(PoolCopy(source, destination, source_slots, destination_slots))
+        return CopyPlan(effect.operation, Direction.DEVICE_TO_HOST if out else Direction.HOST_TO_DEVICE, tuple(pools))
 
     def _settled(self, transfer: Transfer) -> None:
         self._ended(transfer.name, None if transfer.failed is None else Reason.COPY_FAILED)
 
-
-def _engine(config: WorkerConfig, loop: asyncio.AbstractEventLoop) -> CopyEngine:
-    engine = CpuCopyEngine(loop, transfers_open_max=config.limits.operations_open_max)
-    faults = config.copy_faults
-    if not (faults.delay_s or faults.delay_random_s or faults.fail_every):
-        return engine
-    wrapped = CopyFaults(
-        delay_s=faults.delay_s,
-        delay_random_s=faults.delay_random_s,
-        seed=faults.seed + config.rank,
-        fail_every=faults.fail_every,
-    )
-    return FaultyCopyEngine(loop, engine, wrapped)
+    def _close_host(self) -> None:
+        for memory in self._host:
+            memory.close()
+        self._host.clear()

@@ -31,7 +31,6 @@ from kvcoord.protocol.local import (
     Answer,
     Answers,
     Call,
-    Done,
     FromEngine,
     Landed,
     Loaded,
@@ -89,17 +88,21 @@ class Worker:
         self._numbers: dict[bytes, int] = {}
         self._next_session = 1
         self._engine_session = 0
+        self._model = ""
         self._answers: dict[int, list[tuple[int, Answer]]] = {}
         self._transfers: dict[OperationId, Transfer | None] = {}
         """Copies under way; None for one that could not start."""
         self._watchers: set[asyncio.Task[None]] = set()
         self._leaving = False
+        self._over = False
+        """The engine of this membership is gone."""
         self.copies = Copies(config, self._loop, self._copy_ended)
         self.uplink = Uplink(config, remote, self._limits, self._heard, self._parted, self._unconnected)
         self.machine = self._new_machine()
 
     async def open(self) -> None:
-        """Serves the engine and joins the group. Raises ConfigError when an address cannot be used."""
+        """Serves the engine and joins the group. Raises ConfigError when an address or a GPU cannot be used."""
+        await self.copies.open()
         self._listener = await self._local.open_listener(
             self.config.listen, on_batch=self._asked, on_lost=self._lost, limits=self._limits
         )
@@ -177,10 +180,10 @@ class Worker:
         if isinstance(call, Register):
             if self._engine_session not in (0, session):
                 raise UsageError("session", session, "another engine is connected to this worker: close it first")
-            self.copies.register(call.memory)
-            self._engine_session = session
-            self.machine.registered()
-            return Done()
+            answer = self.copies.register(call)
+            self._engine_session, self._model = session, call.model
+            self.machine.registered(call.model)
+            return answer
         if isinstance(call, Status):
             return StatusBody(msgspec.json.encode(self.snapshot()))
         return None
@@ -194,12 +197,13 @@ class Worker:
             group.lag,
             [pool.name for pool in group.pools],
             [pool.page_bytes for pool in group.pools],
-            [pool.layers for pool in group.pools],
+            [pool.layers_of_stage(group.stage(self.config.rank)) for pool in group.pools],
             [pool.dtype for pool in group.pools],
             self.config.device_pages,
             self.config.host_pages,
             group.page_tokens,
             group.lockstep,
+            [pool.parts for pool in group.pools],
         )
 
     def _session(self, peer: bytes) -> int:
@@ -224,22 +228,26 @@ class Worker:
         if session == self._engine_session:
             self._engine_session = 0
             log.info("engine gone: %s", cause)
+            self.copies.unregister()
+            if not self._leaving:
+                self._perform(self.machine.leave(self._loop.time()))
+            self._over = True
             self._begin_again()
 
     def _begin_again(self) -> None:
-        """Ends this membership with its engine's life, and waits in the group for the next engine.
+        """An engine's life is one membership: once no copy of the last one runs, a new one waits for the next engine.
 
-        While copies still run the next engine's calls wait with the machine that has left.
+        Until then the next engine's calls wait with the machine that has left; it may have registered already.
         """
-        if self._leaving:
+        if self._leaving or not self._over or self.machine.copies_open:
             return
-        self.copies.unregister()
-        self._perform(self.machine.leave(self._loop.time()))
-        if self.machine.copies_open:
-            return
+        self._over = False
         self.machine.cache.abandon()
-        asked = self.machine.waiting()
+        asked, pages = self.machine.waiting(), self.machine.bequeath()
         self.machine = self._new_machine()
+        self.machine.host.inherit(pages, self.machine.cache.state)
+        if self._engine_session:
+            self.machine.registered(self._model)
         self._perform(self.machine.start(self._loop.time()))
         for session, number, call in asked:
             self._perform(self.machine.call(session, number, call, self._loop.time()))
@@ -286,8 +294,7 @@ class Worker:
 
     def _take_end(self, operation: OperationId, error: Reason | None) -> None:
         self._perform(self.machine.copy_ended(operation, error, self._loop.time()))
-        if self.machine.left and not self.machine.copies_open:
-            self._begin_again()
+        self._begin_again()
         self._flush()
 
     def _watch(self, session: int, operation: OperationId) -> None:

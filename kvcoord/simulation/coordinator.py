@@ -33,6 +33,7 @@ class SimulatedCoordinator(Process):
     def crash(self) -> None:
         self.killed()
         self.machine = None
+        self._world.lost_coordinator(self.index)
 
     def receive(self, envelope: Envelope) -> None:
         """One message of a rank."""

@@ -1,4 +1,4 @@
-"""What goes wrong in a world, and when: a list drawn from the seed, so that a run can be made again with fewer faults."""
+"""What goes wrong in a world, and when: a list drawn from the seed, so that a run can be made again with fewer."""
 
 import random
 from enum import StrEnum

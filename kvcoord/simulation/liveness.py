@@ -213,4 +213,3 @@ def _stem(operation: str) -> str:
 
 def _sizes(limits: dict[str, int]) -> list[tuple[str, Callable[[Any], Sized], int]]:
     return [(path, attrgetter(path), limit) for path, limit in limits.items()]
-

@@ -5,11 +5,8 @@ every page that it holds at every step, and fills what it has to compute.
 """
 
 import random
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
-
-import msgspec
 
 from kvcoord.domain import PageKey, Reason, Tier
 from kvcoord.protocol.local import (
@@ -29,6 +26,7 @@ from kvcoord.protocol.local import (
     WriteThrough,
     join_keys,
 )
+from kvcoord.simulation.asked import Asked, Heard
 from kvcoord.simulation.program import AcquireWanted, agreed_value
 
 if TYPE_CHECKING:
@@ -40,17 +38,6 @@ IDLE_S: Final = 0.2
 
 RESTART_S: Final = 0.5
 """How long a failed process is down before somebody starts it again."""
-
-Heard = Callable[[Answer], None]
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """A call without an answer: the how-manieth of its step, when it was made, what to do with the answer."""
-
-    call: Call
-    index: int
-    at_s: float
-    heard: Heard
 
 
 class Held:
@@ -173,9 +160,7 @@ class LockstepEngine:
             yes = agree.no_by != self._rank.number
             value = agreed_value(agree.agreement, self._rank.number) if yes else None
             reason = None if yes else Reason.BUSY
-            call = Agree(
-                agree.operation, yes, agree.agreement, agree.participants, value, reason, {}, agree.deferred
-            )
+            call = Agree(agree.operation, yes, agree.agreement, agree.participants, value, reason, {}, agree.deferred)
             self._ask(calls, call, self._nothing)
         if plan.evict_host:
             self._ask(calls, Evict(Tier.HOST, plan.evict_host), self._nothing)
@@ -259,7 +244,7 @@ class LockstepEngine:
             filled.update(answer.slots[0][first : first + count])
         for held in self._held:
             shared = filled.intersection(held.slots[0])
-            if shared:
+            if shared and held.number < answer.lease:
                 wrong = f"device slots {sorted(shared)} are handed out again to lease {answer.lease}"
                 self._world.promises.read(self._rank, held.number, wrong)
 

@@ -23,10 +23,17 @@ class SymbolicMemory:
     """Both tiers of one rank: for each pool a list with the content of each slot."""
 
     def __init__(self, pool_count: int, device_pages: int, host_pages: int) -> None:
+        self.engine_life = 0
+        """Counts the engines: each brings device memory of its own, and copies under way keep that of the last one."""
         self._cells: dict[Tier, list[list[bytes]]] = {
             Tier.DEVICE: [[EMPTY] * device_pages for _ in range(pool_count)],
             Tier.HOST: [[EMPTY] * host_pages for _ in range(pool_count)],
         }
+
+    def next_engine(self) -> None:
+        """Another engine, with its own device memory."""
+        self.engine_life += 1
+        self._cells[Tier.DEVICE] = [[EMPTY] * len(cells) for cells in self._cells[Tier.DEVICE]]
 
     def read(self, tier: Tier, slots: Slots) -> list[list[bytes]]:
         return [[cells[slot] for slot in held] for cells, held in zip(self._cells[tier], slots, strict=True)]
@@ -55,15 +62,25 @@ class SymbolicMemory:
 class OpenCopy:
     """A copy under way, with what its source held when it began."""
 
-    __slots__ = ("contents", "destination", "destination_slots", "failing", "operation", "source", "source_slots")
+    __slots__ = (
+        "contents",
+        "destination",
+        "destination_slots",
+        "engine_life",
+        "failing",
+        "operation",
+        "source",
+        "source_slots",
+    )
 
-    def __init__(self, effect: StartCopy, contents: list[list[bytes]], failing: bool) -> None:
+    def __init__(self, effect: StartCopy, memory: SymbolicMemory, failing: bool) -> None:
         self.operation: OperationId = effect.operation
         self.source = effect.source
         self.destination = Tier.HOST if effect.source is Tier.DEVICE else Tier.DEVICE
         self.source_slots = effect.source_slots
         self.destination_slots = effect.destination_slots
-        self.contents = contents
+        self.contents = memory.read(effect.source, effect.source_slots)
+        self.engine_life = memory.engine_life
         self.failing = failing
 
 

@@ -22,7 +22,7 @@ class Way(StrEnum):
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """One message on its way between a rank and a coordinator. `peer` is the rank's end, as the coordinator names it."""
+    """A message on its way between a rank and a coordinator. `peer` is the rank's end, as the coordinator names it."""
 
     way: Way
     rank: int

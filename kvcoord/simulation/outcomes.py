@@ -21,7 +21,13 @@ _EVENTS_BETWEEN_DIGESTS: Final = 8
 _NOBODY: Final = (Reason.LIMIT, Reason.IN_DOUBT, Reason.COORDINATOR_LOST)
 """Aborts for which no rank is to blame."""
 
-_BY_FAULT: Final = (Reason.RANK_LOST, Reason.COORDINATOR_LOST, Reason.IN_DOUBT, Reason.NOT_VOTED, Reason.CONFLICTING_VOTES)
+_BY_FAULT: Final = (
+    Reason.RANK_LOST,
+    Reason.COORDINATOR_LOST,
+    Reason.IN_DOUBT,
+    Reason.NOT_VOTED,
+    Reason.CONFLICTING_VOTES,
+)
 """Aborts that cannot be where nothing goes wrong."""
 
 _OWN_MATTERS: Final = {"slots": [], "error": ""}

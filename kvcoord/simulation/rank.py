@@ -19,6 +19,7 @@ from kvcoord.protocol.digest import Digest
 from kvcoord.protocol.effects import Attach, Note, SendUp
 from kvcoord.protocol.local import Answer, Call
 from kvcoord.protocol.rank import RankMachine
+from kvcoord.simulation.asked import Asked
 from kvcoord.simulation.memory import OpenCopy, SymbolicMemory, WatchedPool
 from kvcoord.simulation.network import Envelope, Way
 from kvcoord.simulation.process import Process, SkewedClock
@@ -34,6 +35,7 @@ class Engine(Protocol):
     """What a rank's worker sees of its engine."""
 
     session: int
+    asked: dict[int, Asked]
 
     def hear(self, answers: list[tuple[int, Answer]]) -> None: ...
 
@@ -136,6 +138,7 @@ class SimulatedRank(Process):
         return f"{self.number}/{self.incarnation}/{self._attachment}".encode()
 
     def _begin_again(self, session: int) -> None:
+        self.memory.next_engine()
         self.worker.closed(session)
         self._event(self.worker.leave(self.now()))
         self._restart_machine()
@@ -143,8 +146,9 @@ class SimulatedRank(Process):
     def _restart_machine(self) -> None:
         if self.worker.left and not self.worker.copies_open:
             self.worker.cache.abandon()
-            asked = self.worker.waiting()
+            asked, pages = self.worker.waiting(), self.worker.bequeath()
             self._new_machine()
+            self.worker.host.inherit(pages, self.worker.cache.state)
             self._event(self.worker.start(self.now()))
             for session, number, call in asked:
                 self._event(self.worker.call(session, number, call, self.now()))
@@ -170,7 +174,7 @@ class SimulatedRank(Process):
 
     def register(self) -> None:
         """The engine begins a life."""
-        self.take(lambda: self.worker.registered())
+        self.take(lambda: self.worker.registered(self._world.shape.model))
 
     def call(self, session: int, calls: list[tuple[int, Call]]) -> None:
         """What the engine asks at one moment. Nothing comes back when the process is dead: the engine knows."""
@@ -181,6 +185,17 @@ class SimulatedRank(Process):
             self._event(self.worker.call(session, number, call, self.now()))
 
     # --- group ----------------------------------------------------------------------------------------------------
+
+    def connected_to(self, index: int) -> bool:
+        return self.alive and self._coordinator == index and not self.worker.left
+
+    def disconnected(self, peer: bytes) -> None:
+        """The transport says that this connection is gone."""
+        self.take(lambda: self._event(self.worker.disconnected(self.now())) if peer == self.peer else None)
+
+    def unconnected(self, peer: bytes) -> None:
+        """The transport says that nobody is at the address of this connection."""
+        self.take(lambda: self._event(self.worker.unconnected(self.now())) if peer == self.peer else None)
 
     def receive(self, envelope: Envelope) -> None:
         """One message of a coordinator."""
@@ -205,9 +220,7 @@ class SimulatedRank(Process):
             if isinstance(effect, SendUp):
                 world.promises.sent(self, effect.message)
                 payload = encode(effect.message)
-                world.network.send(
-                    Envelope(Way.UP, self.number, self._coordinator, self.peer, payload, effect.message)
-                )
+                world.network.send(Envelope(Way.UP, self.number, self._coordinator, self.peer, payload, effect.message))
             elif isinstance(effect, Reply):
                 if self.engine is not None and effect.session == self.engine.session:
                     self._answer(effect)
@@ -216,6 +229,7 @@ class SimulatedRank(Process):
             elif isinstance(effect, Attach):
                 self._attachment += 1
                 self._coordinator = effect.index
+                self._world.connecting(self)
             elif isinstance(effect, Note):
                 world.story.note(self.name, effect)
         self.set_alarm(self.worker.deadline())
@@ -235,9 +249,7 @@ class SimulatedRank(Process):
 
     def _start_copy(self, effect: StartCopy) -> None:
         weather = self.copy_weather
-        copy = OpenCopy(
-            effect, self.memory.read(effect.source, effect.source_slots), self._random.random() < weather.fail_share
-        )
+        copy = OpenCopy(effect, self.memory, self._random.random() < weather.fail_share)
         self._world.promises.copy_started(self, copy)
         self.copies[copy.operation] = copy
         self._touch(copy, WatchedPool.touch)
@@ -262,7 +274,7 @@ class SimulatedRank(Process):
     def _copy_ended(self, copy: OpenCopy) -> None:
         del self.copies[copy.operation]
         self._world.promises.copy_ending(self, copy)
-        if not copy.failing:
+        if not copy.failing and (copy.destination is Tier.HOST or copy.engine_life == self.memory.engine_life):
             self.memory.write(copy.destination, copy.destination_slots, copy.contents)
         self._touch(copy, WatchedPool.untouch)
         error = Reason.COPY_FAILED if copy.failing else None

@@ -54,6 +54,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     timeouts: Timeouts = TIMEOUTS
     steps: int = 40
     think_s: float = 0.1
+    model: str = ""
+    """What engines say computes their pages: named, host pages outlive them."""
 
     @property
     def ranks(self) -> int:
@@ -121,4 +123,5 @@ def draw_shape(options: Options, seed: int) -> Shape:
         ),
         steps=options.steps,
         think_s=rng.choice((0.02, 0.1, 0.1, 0.3)),
+        model=rng.choice(("", "model", "model")),
     )

@@ -9,8 +9,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvcoord.domain import Agreement, OperationId, PageKey, Tier
-from kvcoord.protocol.local import Agree, Agreed, Answer, Call, Failed, LoadBack, Loaded, WriteThrough, Written, join_keys
-from kvcoord.simulation.lockstep import IDLE_S, Asked, Heard
+from kvcoord.protocol.local import (
+    Agree,
+    Agreed,
+    Answer,
+    Call,
+    Failed,
+    LoadBack,
+    Loaded,
+    WriteThrough,
+    Written,
+    join_keys,
+)
+from kvcoord.simulation.asked import Asked, Heard
+from kvcoord.simulation.lockstep import IDLE_S
 from kvcoord.simulation.program import PROMPTS, agreed_value
 
 if TYPE_CHECKING:

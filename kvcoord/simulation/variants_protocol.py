@@ -6,6 +6,7 @@ import msgspec
 
 from kvcoord.domain import Outcome, Reason
 from kvcoord.protocol import group as group_module
+from kvcoord.protocol import recovery
 from kvcoord.protocol import rounds as rounds_module
 from kvcoord.protocol.ballot import Ballot, Tally, ranks_in
 from kvcoord.protocol.effects import Apply
@@ -145,7 +146,7 @@ def _gaps_are_ignored() -> list[Patch]:
 
 
 def _known_commits_are_aborted() -> list[Patch]:
-    original = group_module.merge
+    original = recovery.merge
 
     def merge(reports: Any, epoch: int) -> Any:
         merged = original(reports, epoch)
@@ -157,7 +158,7 @@ def _known_commits_are_aborted() -> list[Patch]:
 
 def _recovery_forgets_what_few_know() -> list[Patch]:
     """Each rank gets only what the least advanced one knows."""
-    original = group_module.merge
+    original = recovery.merge
 
     def merge(reports: Any, epoch: int) -> Any:
         merged = original(reports, epoch)
@@ -300,9 +301,17 @@ PROTOCOL_VARIANTS: Final = (
     Variant(name="retract_forgotten", breaks="a failed copy is never retracted", make=_failed_copies_are_forgotten),
     Variant(name="local_timeout_decides", breaks="a rank that has voted gives up alone", make=_rank_times_out_alone),
     Variant(
-        name="old_decision_taken", breaks="a rank takes decisions of an old epoch", make=_old_decisions_are_taken, options=_OLD
+        name="old_decision_taken",
+        breaks="a rank takes decisions of an old epoch",
+        make=_old_decisions_are_taken,
+        options=_OLD,
     ),
-    Variant(name="old_vote_counted", breaks="a coordinator counts votes of an old epoch", make=_old_votes_are_counted, options=_OLD),
+    Variant(
+        name="old_vote_counted",
+        breaks="a coordinator counts votes of an old epoch",
+        make=_old_votes_are_counted,
+        options=_OLD,
+    ),
     Variant(name="gap_ignored", breaks="a gap in the sequence is skipped", make=_gaps_are_ignored, options=_STREAMING),
     Variant(
         name="known_commit_aborted",

@@ -15,7 +15,7 @@ from kvcoord.controller.writes import Writes
 from kvcoord.domain import Outcome, Tier
 from kvcoord.index.node import Node
 from kvcoord.index.tree import RadixTree
-from kvcoord.memory.reservation import Refusal, Reservation, ReservationState
+from kvcoord.memory.reservation import Refusal, Reservation, ReservationState, reserve
 from kvcoord.protocol.messages import Decision
 from kvcoord.simulation.shape import Options
 from kvcoord.simulation.variant import Patch, Variant
@@ -113,10 +113,8 @@ def _abort_leaks_slots() -> list[Patch]:
 
 
 def _half_reservations() -> list[Patch]:
-    original = tiers_module.reserve
-
-    def reserve(pools: Any, owner: str) -> Reservation | Refusal:
-        taken = original(pools, owner)
+    def half(pools: Any, owner: str) -> Reservation | Refusal:
+        taken = reserve(pools, owner)
         if isinstance(taken, Refusal):
             for pool, count in pools:
                 if pool.free_count:
@@ -124,7 +122,7 @@ def _half_reservations() -> list[Patch]:
                     break
         return taken
 
-    return [(tiers_module, "reserve", reserve)]
+    return [(tiers_module, "reserve", half)]
 
 
 def _splits_forget_pins() -> list[Patch]:
@@ -244,9 +242,7 @@ WORKER_VARIANTS: Final = (
         make=_recency_by_wall_clock,
         options=_LOCKSTEP,
     ),
-    Variant(
-        name="digest_skips_a_tier", breaks="the digest does not cover the host tier", make=_digest_without_host
-    ),
+    Variant(name="digest_skips_a_tier", breaks="the digest does not cover the host tier", make=_digest_without_host),
     Variant(name="abort_leaks_pins", breaks="an aborted acquire keeps its pins", make=_abort_leaks_pins),
     Variant(name="abort_leaks_slots", breaks="an aborted write keeps its slots", make=_abort_leaks_slots),
     Variant(name="half_reservation", breaks="a refused reserve keeps what it got", make=_half_reservations),

@@ -166,6 +166,18 @@ class World:
         if coordinator.life == life:
             coordinator.gone(peer)
 
+    def connecting(self, rank: SimulatedRank) -> None:
+        """A rank connects. Where nobody listens its transport says so, half of the times."""
+        for coordinator in self.coordinators:
+            if not coordinator.alive and rank.connected_to(coordinator.index) and self.incarnations % 2:
+                self.agenda.after(0.005, partial(rank.unconnected, rank.peer))
+
+    def lost_coordinator(self, index: int) -> None:
+        """The transport of each rank that was connected there notices, half of the times."""
+        for rank in self.ranks:
+            if rank.connected_to(index) and (self.incarnations + rank.number) % 2:
+                self.agenda.after(0.005, partial(rank.disconnected, rank.peer))
+
     def new_session(self) -> int:
         self._sessions += 1
         return self._sessions

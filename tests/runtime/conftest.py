@@ -16,5 +16,5 @@ OF_PROCESSES: Final = ("test_children", "test_failures")
 @pytest.hookimpl(optionalhook=True)
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     if item.path.name.startswith(OF_PROCESSES):
-        return {"uvloop": uvloop.new_event_loop}
+        return {"asyncio": asyncio.new_event_loop}
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}

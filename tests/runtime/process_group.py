@@ -126,4 +126,3 @@ class ProcessGroup:
         child = await self.children.start(name, [*KVCOORD, command, "--config", str(path), *SERVE])
         self.running[name] = child
         await child.ready()
-

@@ -71,7 +71,8 @@ async def test_callers_that_give_up_at_any_moment_once_or_twice_leave_nothing_be
         await give_up(engine.cache.write_through(keys, slots, operation=f"w{number}"))
         await give_up(_load(engine, keys, slots, f"l{number}"))
 
-    async with ProcessGroup(tmp_path, 2, lockstep=False) as group, engines(group) as made:
+    group = ProcessGroup(tmp_path, 2, lockstep=False).limit(vote_timeout_s=0.3)
+    async with group, engines(group) as made:
         for number in range(0, 90, 3):
             await on_all(*(write_and_load(engine, number) for engine in made))
         for rank in range(2):

@@ -1,4 +1,4 @@
-"""Workers are killed and stopped: the others are answered at once, nothing hangs, and the group comes together again."""
+"""Workers are killed and stopped: the others are answered, nothing hangs, and the group comes together again."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -69,16 +69,16 @@ def run_ranks(
 
 def _collect(pipes: list[Connection], limit_s: float) -> list[Result]:
     results = [Result(error=HANGS) for _ in pipes]
-    open_pipes = {pipe: rank for rank, pipe in enumerate(pipes)}
+    open_pipes: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(pipes)}
     give_up_at = time.monotonic() + limit_s
     while open_pipes:
         ready = wait(list(open_pipes), max(0.0, give_up_at - time.monotonic()))
         if not ready:
             break
-        for pipe in ready:
-            rank = open_pipes.pop(pipe)  # type: ignore[arg-type]
+        for pipe in cast(list[Any], ready):
+            rank = open_pipes.pop(pipe)
             try:
-                results[rank] = pipe.recv()  # type: ignore[union-attr]
+                results[rank] = pipe.recv()
             except EOFError:
                 results[rank] = Result(error="the process ended without a word")
     return results
@@ -101,3 +101,15 @@ def _rank(
     pipe.close()
     # A collective that a peer has left would keep the usual end of a process waiting.
     os._exit(0)
+
+
+def values(results: list[Result]) -> list[Any]:
+    """What the ranks came to. Fails, with what it said, for a rank that did not."""
+    for rank, result in enumerate(results):
+        assert result.ok, f"rank {rank}: {result.error}"
+    return [result.value for result in results]
+
+
+def agree(results: list[Result]) -> bool:
+    """Did all ranks end, and come to the same?"""
+    return all(result.ok and result.value == results[0].value for result in results)

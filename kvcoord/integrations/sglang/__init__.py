@@ -1,8 +1,8 @@
 """SGLang's hierarchical cache, with every decision agreed by all ranks: `--radix-cache-backend kvcoord`.
 
 Theory of operation. SGLang's ranks run the same scheduler over the same requests, so their trees stay equal as long as
-every change follows from what all ranks know. `KvcoordRadixCache` takes the changes that depend on one rank's own pools,
-copies, storage or clock, and makes each follow from a verdict of the group:
+every change follows from what all ranks know. `KvcoordRadixCache` takes the changes that depend on one rank's own
+pools, copies, storage or clock, and makes each follow from a verdict of the group:
 
 * one frame a scheduler step goes out: votes, ended copies by id, free slots, a digest. The verdict on it is applied
   `lag` steps later, at the same step on every rank (`rounds`);

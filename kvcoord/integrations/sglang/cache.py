@@ -159,7 +159,7 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         """What is cheap to read and differs soon after two trees have parted."""
         core = self.tree_core
         values = (core.evictable_size(), core.protected_size(), core.write_back_duplicate_reclaim_digest)
-        return sum(value * factor for value, factor in zip(values, _MIX, strict=True)) & _MASK
+        return sum(int(value) * factor for value, factor in zip(values, _MIX, strict=True)) & _MASK
 
     # --- writes to the host ---------------------------------------------------------------------------------------
 
@@ -333,7 +333,7 @@ def _group_suffix(server_args: Any) -> str:
 
 
 def _never_none(what: str, allocate: Callable[..., Any]) -> Callable[..., Any]:
-    """An allocation that the agreed capacity covers. That it fails is a broken invariant, never a rank's own outcome."""
+    """An allocation that the agreed capacity covers. That it fails breaks an invariant; no rank lives with it alone."""
 
     def allocated(*args: Any, **options: Any) -> Any:
         result = allocate(*args, **options)

@@ -1,7 +1,7 @@
 """Writes to the host: an intent, a reservation that all ranks vote on, and only then a copy.
 
-    intend --frame--> reserved, voted --COMMIT--> in the tree, copying --all ranks acked--> finished by SGLang's own code
-                              |--ABORT(host_full)--> the largest shortfall evicted everywhere, once more --ABORT--> dropped
+    intend --frame--> reserved, voted --COMMIT--> in the tree, copying --all ranks acked--> finished
+                              |--ABORT(host_full)--> the largest shortfall evicted, once more --ABORT--> dropped
 
 A node is locked from its intent on, so it stays on the device, but others may split it: what is committed are the nodes
 that then cover the span that was reserved.
@@ -77,6 +77,7 @@ class Writes:
             Span(node, places[node].path_start, places[node].path_end, tree.inc_lock_ref(node).to_dec_params())
             for node in wanted
         ]
+        self._rounds.event(f"intend {' '.join(map(str, wanted))}")
         self._intended.append(Write(spans))
 
     def _not_pending(self, nodes: list[int]) -> list[int]:
@@ -198,7 +199,7 @@ class Writes:
     def _commit(self, operation: OperationId, write: Write) -> None:
         """Publishes the reserved slots in the tree and queues the copies.
 
-        If something else brought one of the nodes to the host meanwhile, it did so on every rank: nothing is left to do.
+        If something else brought a node to the host meanwhile, it did so on every rank: nothing is left to do.
         """
         tree = self._tree
         paths = tree.tree_core.collect_path_info([span.node for span in write.spans])

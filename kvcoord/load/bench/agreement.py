@@ -50,7 +50,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     acts: int = 200
 
 
-QUICK: Final = Effort(blocks=1, acts=40)
+QUICK: Final = Effort(blocks=1, acts=20)
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):

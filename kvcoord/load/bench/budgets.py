@@ -138,14 +138,15 @@ def _coordinator(rows: Sequence[CoordinatorRow]) -> list[BudgetRow]:
                     met=row.met,
                 )
             )
+    torch = _imports_torch()
     judged.append(
         BudgetRow(
             what="coordinator imports torch",
             budget="never",
-            measured="yes" if _imports_torch() else "no",
+            measured="yes" if torch else "no",
             peer="",
             ratio=None,
-            met=not _imports_torch(),
+            met=not torch,
         )
     )
     return judged

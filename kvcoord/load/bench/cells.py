@@ -6,17 +6,23 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from kvcoord.load.bench.result import Result
+from kvcoord.load.bench.result import LatencyRow, Result
+
+Value = str | int | float | bool | None
+
+MET = "met"
 
 
-def headings(rows: Sequence[msgspec.Struct]) -> list[str]:
-    """The fields of the rows, without those that no row has a value for."""
-    if not rows:
-        return []
-    return [name for name in rows[0].__struct_fields__ if any(getattr(row, name) not in (None, "") for row in rows)]
+def columns(rows: Sequence[msgspec.Struct]) -> dict[str, list[Value]]:
+    """The values of all rows by heading, without columns that have no value."""
+    shown: dict[str, list[Value]] = {}
+    for row in rows:
+        for name, value in _fields(row).items():
+            shown.setdefault(name.replace("_", " "), []).append(value)
+    return {name: values for name, values in shown.items() if any(value not in (None, "") for value in values)}
 
 
-def cell(value: object) -> str:
+def cell(value: Value) -> str:
     """A value as people read it: three digits that count."""
     if value is None:
         return ""
@@ -26,24 +32,48 @@ def cell(value: object) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    return str(value)
+    return value
+
+
+def is_number(value: Value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def table(result: Result) -> Table:
     """For a rich console."""
     shown = Table(title=result.title, title_justify="left")
-    names = headings(result.rows)
-    for name in names:
-        numeric = any(isinstance(getattr(row, name), int | float) for row in result.rows)
-        shown.add_column(
-            name.replace("_", " "), justify="right" if numeric and name != "met" else "left", overflow="fold"
-        )
-    for row in result.rows:
-        shown.add_row(*(_styled(getattr(row, name), name) for name in names))
+    by_heading = columns(result.rows)
+    for name, values in by_heading.items():
+        shown.add_column(name, justify="right" if any(map(is_number, values)) else "left", overflow="fold")
+    for row in zip(*by_heading.values(), strict=True):
+        shown.add_row(*(_styled(value, name) for name, value in zip(by_heading, row, strict=True)))
     return shown
 
 
-def _styled(value: object, name: str) -> str | Text:
-    if name == "met" and value is not None:
+def _fields(row: msgspec.Struct) -> dict[str, Value]:
+    """One row. The quantiles of a latency share a column: they are read together."""
+    if not isinstance(row, LatencyRow):
+        return msgspec.structs.asdict(row)
+    return {
+        "case": row.case,
+        "ranks": row.ranks,
+        "p50 / p90 / p99 / max us": _together(row.p50_us, row.p90_us, row.p99_us, row.max_us),
+        "peer": row.peer,
+        "peer's p50 / p90 / p99 / max us": _together(
+            row.peer_p50_us, row.peer_p90_us, row.peer_p99_us, row.peer_max_us
+        ),
+        "ratio p50": row.ratio_p50,
+        "ratio p99": row.ratio_p99,
+        "budget": row.budget,
+        MET: row.met,
+    }
+
+
+def _together(*micros: float) -> str:
+    return " / ".join(map(cell, micros))
+
+
+def _styled(value: Value, name: str) -> str | Text:
+    if name == MET and value is not None:
         return Text("met", "green") if value else Text("not met", "red")
     return cell(value)

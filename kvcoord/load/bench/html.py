@@ -5,7 +5,7 @@ from html import escape
 from typing import Final
 
 from kvcoord.load.bench import svg
-from kvcoord.load.bench.cells import cell, headings
+from kvcoord.load.bench.cells import MET, Value, cell, columns, is_number
 from kvcoord.load.bench.result import Result
 
 STYLE: Final = """
@@ -48,14 +48,16 @@ def _section(result: Result) -> str:
 
 
 def _table(result: Result) -> str:
-    names = headings(result.rows)
-    head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in names)
-    body = "".join("<tr>" + "".join(_cell(getattr(row, name), name) for name in names) + "</tr>" for row in result.rows)
+    by_heading = columns(result.rows)
+    head = "".join(f"<th>{escape(name)}</th>" for name in by_heading)
+    rows = zip(*by_heading.values(), strict=True)
+    cells = ("".join(_cell(value, name) for name, value in zip(by_heading, row, strict=True)) for row in rows)
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _cell(value: object, name: str) -> str:
-    if name == "met" and value is not None:
+def _cell(value: Value, name: str) -> str:
+    if name == MET and value is not None:
         return '<td class="met">met</td>' if value else '<td class="unmet">not met</td>'
-    style = ' class="number"' if isinstance(value, int | float) else ""
+    style = ' class="number"' if is_number(value) else ""
     return f"<td{style}>{escape(cell(value))}</td>"

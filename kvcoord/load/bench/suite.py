@@ -11,9 +11,11 @@ from kvcoord.load.bench.coordinator import coordinator
 from kvcoord.load.bench.copies import copies
 from kvcoord.load.bench.index import PeerPlace, index
 from kvcoord.load.bench.local import local
+from kvcoord.load.bench.pressure import LoadOptions, load
 from kvcoord.load.bench.recovery import recovery
 from kvcoord.load.bench.result import Result
 from kvcoord.load.bench.scale import scale
+from kvcoord.load.plan import ReplayOptions
 
 
 class Benchmark(StrEnum):
@@ -26,6 +28,7 @@ class Benchmark(StrEnum):
     RECOVERY = "recovery"
     LOCAL = "local"
     SCALE = "scale"
+    LOAD = "load"
     BUDGETS = "budgets"
     ALL = "all"
 
@@ -37,6 +40,7 @@ class SuiteOptions(msgspec.Struct, frozen=True, kw_only=True):
     quick: bool = False
     sidecar: bool = True
     sglang: PeerPlace | None = None
+    load: LoadOptions | None = None
 
     @property
     def effort(self) -> Effort:
@@ -47,12 +51,17 @@ OnCase = Callable[[str], None]
 
 
 async def run(benchmark: Benchmark, options: SuiteOptions, on_case: OnCase = lambda _: None) -> list[Result]:
-    """Runs one, or all. `budgets` and `all` put the budgets first; `budgets` returns the benchmarks behind it too."""
+    """Runs one, or all but `load`, which takes minutes.
+
+    `budgets` and `all` put the budgets first; `budgets` returns the benchmarks behind them too.
+    """
     if benchmark in (Benchmark.BUDGETS, Benchmark.ALL):
         judged, results = await budgets(options.ranks, options.effort, sglang=options.sglang, on_case=on_case)
         if benchmark is Benchmark.ALL:
             results.append(await scale(quick=options.quick, on_case=on_case))
         return [judged, *results]
+    if benchmark is Benchmark.LOAD:
+        return await load(options.load or LoadOptions(replay=ReplayOptions(ranks=min(options.ranks))), on_case)
     return [await _one(benchmark, options, on_case)]
 
 

@@ -1,8 +1,11 @@
 """The peer of copies: torch indexing over the same memory. The only part of `bench copy` that needs torch."""
 
+import warnings
 from collections.abc import Sequence
 
-import torch
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    import torch
 
 from kvcoord.memory.pages import PageMemory
 
