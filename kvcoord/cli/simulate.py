@@ -1,6 +1,7 @@
 """`kvcoord simulate`: the production machines under seeded faults, explored exhaustively, or broken on purpose."""
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,7 +13,9 @@ from rich.table import Table
 
 from kvcoord.cli.options import json_option
 from kvcoord.simulation.campaign import OnProgress, SimulationReport, campaign
+from kvcoord.simulation.exploration import explore_scopes
 from kvcoord.simulation.shape import Options
+from kvcoord.simulation.variants import search_all
 
 STORY_LINES_SHOWN = 60
 
@@ -47,13 +50,9 @@ def command(
     """
     console = Console(stderr=True)
     if explore:
-        from kvcoord.cli.simulate_explore import explore_all
-
-        sys.exit(explore_all(console, as_json=as_json))
+        sys.exit(_explore(console, as_json=as_json))
     if variants:
-        from kvcoord.cli.simulate_variants import show_variants
-
-        sys.exit(show_variants(console, as_json=as_json))
+        sys.exit(_search_variants(console, as_json=as_json))
     options = Options(ranks=ranks, tp=tp, pp=pp, lag=lag, steps=steps)
     with _bar(console, seeds) as on_progress:
         report = campaign(options, range(seed, seed + seeds), on_progress)
@@ -72,6 +71,41 @@ def _bar(console: Console, total: int) -> Iterator[OnProgress]:
         yield lambda done, broken: bar.update(
             task, completed=done, description=f"seeds ({broken} broken)" if broken else "seeds"
         )
+
+
+def _explore(console: Console, *, as_json: bool) -> int:
+    """Every small group. Returns the exit code."""
+    found = explore_scopes(lambda explored: console.print(f"{explored.scope}: {explored.states:,} states"))
+    if as_json:
+        click.echo(msgspec.json.encode(found).decode())
+    else:
+        table = Table("group", "states", "all of them", "with a commit", "with an abort", "violation", title="exploration")
+        for one in found:
+            complete = "yes" if one.complete else "bounded"
+            table.add_row(
+                one.scope, f"{one.states:,}", complete, f"{one.commits:,}", f"{one.aborts:,}", one.violation or "none"
+            )
+        Console().print(table)
+        for one in found:
+            for line in one.path:
+                Console().print(f"  {line}", markup=False)
+    return 1 if any(one.violation for one in found) else 0
+
+
+def _search_variants(console: Console, *, as_json: bool) -> int:
+    """Every broken variant. Returns the exit code: 1 when one was not found."""
+    with warnings.catch_warnings():
+        # Reservations that a broken machine drops warn, as they should.
+        warnings.simplefilter("ignore", ResourceWarning)
+        found = list(search_all(on_found=lambda row: console.print(f"{row.variant}: {row.found_by or 'NOT FOUND'}")))
+    if as_json:
+        click.echo(msgspec.json.encode(found).decode())
+    else:
+        table = Table("variant", "what is broken", "found by", "after", title="broken variants")
+        for row in found:
+            table.add_row(row.variant, row.breaks, row.found_by or "NOT FOUND", row.after)
+        Console().print(table)
+    return 0 if all(row.found_by for row in found) else 1
 
 
 def _show(report: SimulationReport) -> None:

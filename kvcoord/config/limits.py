@@ -36,7 +36,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     calls_waiting_max: PositiveInt = 65536
     """Calls of one engine that may wait in its worker; more are refused."""
 
-    recorder_events_max: PositiveInt = 65536
+    recorder_events_max: PositiveInt = 16384
     """Events that the flight recorder of one process remembers."""
 
     def __post_init__(self) -> None:

@@ -290,7 +290,7 @@ class WorkerMachine:
 
     def _advance(self, cache: Cache, step: int, who: tuple[int, int]) -> bool:
         """Applies the verdict that is due and sends this step's frame. False: the verdict has not come."""
-        completed = self._end_alone()
+        completed = [completion for completion in self.consensus.ended() if self.cache.complete(completion)]
         due = None
         if self.rank is not None:
             self.rank.rounds.check_follows(step)
@@ -314,10 +314,6 @@ class WorkerMachine:
         answer = Advanced(step, -1 if due is None else due, outcomes, ended, retracted, self.cache.open_count(), broken)
         state.reply(who, answer)
         return True
-
-    def _end_alone(self) -> list[Completion]:
-        """Without verdicts: what this rank, or a collective, says has ended."""
-        return [completion for completion in self.consensus.ended() if self.cache.complete(completion)]
 
     def _apply_verdict(self, verdict: Verdict) -> list[Completion]:
         """A round takes effect: completions first, since they free what decisions may need."""

@@ -1,4 +1,4 @@
-"""What the HTTP port answers: `/healthz`, `/readyz`, `/metrics`, `/status`, `/config`.
+"""What the HTTP port answers: `/healthz`, `/readyz`, `/metrics`, `/status`, `/config`, `/events`.
 
 A route is a function without arguments that returns a `Response` at once. It runs on the event loop of the process
 it describes, so it must not wait. This module knows no socket and no HTTP framing.
@@ -16,6 +16,7 @@ TEXT: Final = "text/plain; charset=utf-8"
 METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
 """The Prometheus text format that `metrics` renders."""
 JSON: Final = "application/json"
+EVENTS: Final = "application/x-ndjson"
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -39,11 +40,13 @@ def process_routes(
     metrics: Callable[[], bytes],
     status: Callable[[], Snapshot],
     config: Callable[[], str],
+    events: Callable[[], bytes],
 ) -> dict[str, Route]:
     """The routes of a kvcoord process.
 
     `not_ready` returns the reason why it is not ready, empty when it is; `metrics` the exposition text; `status` a
-    snapshot, sent as JSON; `config` the resolved configuration as text.
+    snapshot, sent as JSON; `config` the resolved configuration as text; `events` what the flight recorder holds, as the
+    text of a dump.
     """
 
     def readyz() -> Response:
@@ -55,5 +58,6 @@ def process_routes(
         "/readyz": readyz,
         "/metrics": lambda: Response(metrics(), METRICS),
         "/status": lambda: Response(msgspec.json.format(msgspec.json.encode(status())) + b"\n", JSON),
+        "/events": lambda: Response(events(), EVENTS),
         "/config": lambda: text(config().rstrip("\n")),
     }

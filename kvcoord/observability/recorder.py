@@ -21,7 +21,7 @@ from kvcoord.domain import OperationId
 from kvcoord.errors import UsageError
 
 T = TypeVar("T", bound=msgspec.Struct)
-Detail = Mapping[str, object] | msgspec.Struct | None
+Detail = Mapping[str, object] | msgspec.Struct | tuple[object, ...] | str | None
 
 DUMP_FORMAT: Final = 1
 DUMPS_KEPT_MAX: Final = 16
@@ -109,20 +109,15 @@ class FlightRecorder:
 
         A missing folder is made. Raises UsageError when the file cannot be written; nothing is left behind then.
         """
-        header = DumpHeader(
-            format=DUMP_FORMAT,
-            process=self._process,
-            pid=os.getpid(),
-            cause=cause,
-            version=kvcoord.__version__,
-            events_max=self._events_max,
-            dropped=self.dropped,
-        )
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write_whole(path, [msgspec.json.encode(header), *map(_encode_entry, self._read())])
+            _write_whole(path, self._lines(cause))
         except OSError as error:
             raise UsageError("path", str(path), f"the flight recorder cannot write there: {error.strerror}") from error
+
+    def text(self, cause: str) -> bytes:
+        """What a dump's file would hold."""
+        return b"".join(line + b"\n" for line in self._lines(cause))
 
     def dump_into(self, directory: Path, cause: str) -> Path:
         """Like `dump`, under a name made from process, pid and a number. Returns the path.
@@ -135,6 +130,18 @@ class FlightRecorder:
         self._dumps += 1
         return path
 
+    def _lines(self, cause: str) -> list[bytes]:
+        header = DumpHeader(
+            format=DUMP_FORMAT,
+            process=self._process,
+            pid=os.getpid(),
+            cause=cause,
+            version=kvcoord.__version__,
+            events_max=self._events_max,
+            dropped=self.dropped,
+        )
+        return [msgspec.json.encode(header), *map(_encode_entry, self._read())]
+
     def _read(self) -> Iterator[Entry]:
         return (Entry(index, *event) for index, event in enumerate(self._ring, self.dropped))
 
@@ -142,26 +149,32 @@ class FlightRecorder:
 def load(path: Path) -> Dump:
     """Read a dump back. Raises UsageError naming the line when the file is absent or not a dump."""
     try:
-        lines = path.read_bytes().splitlines()
+        text = path.read_bytes()
     except OSError as error:
         raise UsageError("path", str(path), f"cannot read this dump: {error.strerror}") from error
+    return parse(text, str(path))
+
+
+def parse(text: bytes, source: str) -> Dump:
+    """The same for a text that came from `source`."""
+    lines = text.splitlines()
     if not lines:
-        raise UsageError("path", str(path), "the file is empty: a dump has a header line")
-    header = _decode_line(path, 1, lines[0], DumpHeader)
+        raise UsageError("path", source, "the file is empty: a dump has a header line")
+    header = _decode_line(source, 1, lines[0], DumpHeader)
     if header.format != DUMP_FORMAT:
-        raise UsageError("path", str(path), f"dump format {header.format}; this version reads format {DUMP_FORMAT}")
-    return Dump(header, [_decode_line(path, number, line, Entry) for number, line in enumerate(lines[1:], 2)])
+        raise UsageError("path", source, f"dump format {header.format}; this version reads format {DUMP_FORMAT}")
+    return Dump(header, [_decode_line(source, number, line, Entry) for number, line in enumerate(lines[1:], 2)])
 
 
 def _story(entries: Iterable[Entry], operation: OperationId) -> list[Entry]:
     return [entry for entry in entries if entry.operation == operation]
 
 
-def _decode_line(path: Path, number: int, line: bytes, kind: type[T]) -> T:
+def _decode_line(source: str, number: int, line: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError("path", str(path), f"line {number} is no {kind.__name__}: {error}") from error
+        raise UsageError("path", source, f"line {number} is no {kind.__name__}: {error}") from error
 
 
 def _encode_entry(entry: Entry) -> bytes:

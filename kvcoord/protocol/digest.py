@@ -18,10 +18,11 @@ _START: Final = 1
 class Digest:
     """The chain of one rank. `events_kept` bounds what `log` returns."""
 
-    __slots__ = ("_before", "_events", "_events_kept", "chain")
+    __slots__ = ("_before", "_events", "_events_kept", "applied", "chain")
 
     def __init__(self, events_kept: int = 4096) -> None:
         self.chain = _START
+        self.applied = 0
         self._before = _START
         self._events_kept = events_kept
         self._events: deque[tuple[str, int]] = deque()
@@ -32,6 +33,12 @@ class Digest:
         if len(self._events) == self._events_kept:
             self._before = self._events.popleft()[1]
         self._events.append((event, self.chain))
+        self.applied += 1
+
+    def since(self, applied: int) -> list[tuple[str, int]]:
+        """The events after the first `applied` ones as far as they are kept, each with the digest after it."""
+        count = min(self.applied - applied, len(self._events))
+        return [self._events[at] for at in range(-count, 0)]
 
     def combined(self, index_digest: int) -> int:
         """The number that a frame carries: the chain and the index state in one."""

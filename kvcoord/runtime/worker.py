@@ -46,7 +46,8 @@ from kvcoord.runtime.alarm import Alarm
 from kvcoord.runtime.copies import Copies
 from kvcoord.runtime.uplink import Uplink, link_limits
 from kvcoord.runtime.worker_status import worker_snapshot
-from kvcoord.transport.link import Listener, SendResult, Transport
+from kvcoord.transport.link import SendResult, Transport
+from kvcoord.transport.unix import UnixListener, UnixTransport
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Worker:
     def __init__(
         self,
         config: WorkerConfig,
-        local: Transport,
+        local: UnixTransport,
         remote: Transport | None,
         recorder: FlightRecorder,
         make_machine: MakeMachine = make_worker,
@@ -80,7 +81,7 @@ class Worker:
         self._local = local
         self._make_machine = make_machine
         self._limits = link_limits(config)
-        self._listener: Listener | None = None
+        self._listener: UnixListener | None = None
         self._alarm = Alarm(self._loop, self._rang)
         self._engine_decoder: Decoder[FromEngine] = Decoder(FromEngine, config.limits.message_bytes_max)
         self._decoder = coordinator_decoder(config.limits.message_bytes_max)
@@ -358,8 +359,9 @@ class Worker:
         if peer is None or self._listener is None:
             return
         if self._listener.send(peer, encode(message)) is SendResult.FULL:
-            log.error("session %d does not read its answers: it is closed for the engine to notice", session)
+            log.error("session %d does not read its answers: its connection is closed", session)
             self._ignore("session_full")
+            self._listener.drop(peer)
 
     def _safely(self, act: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
         """A machine that raised is not asked again: what it holds cannot be trusted, and the process ends with why."""

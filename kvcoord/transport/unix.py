@@ -99,6 +99,12 @@ class UnixListener:
         self._counts.count_send(SendResult.UNREACHABLE, len(payload))
         return SendResult.UNREACHABLE
 
+    def drop(self, peer: bytes) -> None:
+        """End this peer's connection at once, as when it reads nothing. `on_lost` follows."""
+        stream = self._streams.get(peer)
+        if stream is not None:
+            stream.abort()
+
     def statistics(self) -> LinkStatistics:
         """As `link.Listener.statistics`."""
         return self._counts.snapshot()

@@ -7,7 +7,7 @@ import pytest
 
 from kvcoord.load.bench.html import page
 from kvcoord.load.bench.result import Budget, Chart, Line, Result, Series, compare
-from kvcoord.load.bench.svg import Axis, number_text, render
+from kvcoord.load.bench.svg import Axis, colours_of, number_text, render
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -17,19 +17,29 @@ def chart(**fields: object) -> Chart:
     return Chart(title="times & places", x_label="ranks", y_label="us", lines=lines, **fields)  # type: ignore[arg-type]
 
 
+def drawn(made: Chart) -> str:
+    return render(made, colours_of([made]))
+
+
 def texts(svg: str) -> list[str]:
     return [element.text or "" for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
 @pytest.mark.parametrize("log", [False, True])
 def test_a_chart_names_its_axes_and_lines(log: bool) -> None:
-    assert {"ranks", "us", "kvcoord", "peer <1>"} <= set(texts(render(chart(x_log=log, y_log=log))))
+    assert {"ranks", "us", "kvcoord", "peer <1>"} <= set(texts(drawn(chart(x_log=log, y_log=log))))
+
+
+def test_a_label_has_one_colour_in_all_charts() -> None:
+    first = Chart(title="t", x_label="x", y_label="y", lines=[Line("a", []), Line("b", [])])
+    second = Chart(title="t", x_label="x", y_label="y", lines=[Line("b", []), Line("c", [])])
+    colours = colours_of([first, second])
+    assert list(colours) == ["a", "b", "c"]
+    assert len(set(colours.values())) == 3
 
 
 def test_a_logarithmic_axis_leaves_out_what_it_cannot_show() -> None:
-    circles = [
-        len(list(ElementTree.fromstring(render(chart(y_log=log))).iter(f"{SVG}circle"))) for log in (False, True)
-    ]
+    circles = [len(list(ElementTree.fromstring(drawn(chart(y_log=log))).iter(f"{SVG}circle"))) for log in (False, True)]
     assert circles == [4, 3]
 
 
@@ -37,7 +47,7 @@ def test_a_logarithmic_axis_leaves_out_what_it_cannot_show() -> None:
 @pytest.mark.parametrize("log", [False, True])
 def test_a_chart_with_little_to_show_is_still_one(lines: list[Line], log: bool) -> None:
     made = Chart(title="t", x_label="x", y_label="y", lines=lines, x_log=log, y_log=log)
-    ElementTree.fromstring(render(made))
+    ElementTree.fromstring(drawn(made))
 
 
 @pytest.mark.parametrize(("values", "log"), [([0.0, 7.0], False), ([0.0, 12345.0], False), ([3.0, 4000.0], True)])

@@ -212,3 +212,25 @@ async def test_several_pools_are_taken_together(tmp_path: Path) -> None:
             for pool, memory in enumerate(engine.cache.device):
                 assert [bytes(memory.view(0, slot)[2:4]) for slot in again.slots[pool]] == [b"\x07\x07"] * 4
         await engine.settle()
+
+
+async def send_for_ever(plug: socket.socket, frame: bytes) -> None:
+    """Until the other end does not want more."""
+    while True:
+        await asyncio.get_running_loop().sock_sendall(plug, frame)
+
+
+async def test_an_engine_that_reads_no_answers_loses_its_connection_and_nobody_else_does(tmp_path: Path) -> None:
+    async with group(tmp_path, world_size=1) as made, Engine(made.address(0)) as engine:
+        await engine.advance()
+        plug = socket.socket(socket.AF_UNIX)
+        plug.setblocking(False)
+        plug.connect(f"{tmp_path}/r0.sock")
+        asked = encode(Calls([(number, Open(LOCAL_VERSION)) for number in range(1, 20_000)]))
+        frame = len(asked).to_bytes(4, "little") + asked
+        with pytest.raises(OSError, match=r"Broken pipe|reset"):
+            await send_for_ever(plug, frame)
+        plug.close()
+        assert made.workers[0].ignored["session_full"] == 1
+        await engine.store(KEYS, b"x")
+        await engine.settle()

@@ -59,8 +59,13 @@ def test_a_reservation_takes_host_slots_and_changes_nothing_else() -> None:
 
     for told in on_two_ranks(scenario):
         assert told == {
-            **{"host_free": 512 - 64, "queued": 0, "copies": 0, "ongoing": 0},
-            **{"pending": 1, "on_host": False, "locked": 64},
+            "host_free": 512 - 64,
+            "queued": 0,
+            "copies": 0,
+            "ongoing": 0,
+            "pending": 1,
+            "on_host": False,
+            "locked": 64,
         }
 
 
@@ -84,8 +89,13 @@ def test_a_commit_publishes_the_slots_and_starts_the_copy() -> None:
 
     for told in on_two_ranks(scenario):
         assert told == {
-            **{"host_free": 512 - 64, "queued": 0, "copies": 1, "ongoing": 1},
-            **{"pending": 0, "on_host": True, "locked": 64},
+            "host_free": 512 - 64,
+            "queued": 0,
+            "copies": 1,
+            "ongoing": 1,
+            "pending": 0,
+            "on_host": True,
+            "locked": 64,
         }
 
 
@@ -100,8 +110,13 @@ def test_an_abort_gives_the_slots_back_and_leaves_no_queue_and_no_lock() -> None
 
     for told in on_two_ranks(scenario):
         assert told == {
-            **{"host_free": 512, "queued": 0, "copies": 0, "ongoing": 0},
-            **{"pending": 0, "on_host": False, "locked": 0},
+            "host_free": 512,
+            "queued": 0,
+            "copies": 0,
+            "ongoing": 0,
+            "pending": 0,
+            "on_host": False,
+            "locked": 0,
         }
 
 

@@ -1,5 +1,8 @@
-"""Where SGLang's ranks decide alone, and part. Each is played on the unmodified cache, which shows that the reproduction
-still reproduces, and on kvcoord's, on which the ranks stay together. Rank 1 has less room than rank 0."""
+"""Where SGLang's ranks decide alone, and part.
+
+Each is played on the unmodified cache, which shows that the reproduction still reproduces, and on kvcoord's, on which
+the ranks stay together. Rank 1 has less room than rank 0.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -207,6 +207,7 @@ def _throughput(medians: dict[str, list[tuple[float, float]]]) -> Chart:
         x_label="ranks",
         y_label="decisions a second (1 / median)",
         lines=[Line(subject, points) for subject, points in medians.items()],
+        x_log=True,
         y_log=True,
     )
 

@@ -10,13 +10,13 @@ from kvcoord.load.bench.result import Result
 
 STYLE: Final = """
 :root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 1180px; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 1320px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.7rem; margin-bottom: 0; } h2 { margin-top: 2.6rem; border-bottom: 1px solid #d0d7de; }
 h3 { font-size: 1rem; margin: 1.4rem 0 0.2rem; }
 p.where, li { color: #57606a; } .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; } th { text-align: left; background: #f6f8fa; }
-th, td { padding: 3px 9px; border-bottom: 1px solid #eaeef2; white-space: nowrap; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; }
+th, td { padding: 3px 8px; border-bottom: 1px solid #eaeef2; vertical-align: top; }
+td.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 td.met { color: #1a7f37; font-weight: 600; } td.unmet { color: #d1242f; font-weight: 600; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(520px, 1fr)); gap: 0 1.2rem; }
 svg { width: 100%; height: auto; } svg .grid { stroke: #eaeef2; stroke-width: 1; }
@@ -40,7 +40,10 @@ def page(results: Sequence[Result], where: str, when: str) -> str:
 
 def _section(result: Result) -> str:
     notes = "".join(f"<li>{escape(note)}</li>" for note in result.notes)
-    charts = "".join(f"<div><h3>{escape(chart.title)}</h3>{svg.render(chart)}</div>" for chart in result.charts)
+    colours = svg.colours_of(result.charts)
+    charts = "".join(
+        f"<div><h3>{escape(chart.title)}</h3>{svg.render(chart, colours)}</div>" for chart in result.charts
+    )
     return (
         f'<h2 id="{result.name}">{escape(result.title)}</h2>'
         f'<div class="scroll">{_table(result)}</div><ul>{notes}</ul><div class="charts">{charts}</div>'

@@ -19,7 +19,6 @@ ACTS = 40
 def main(core: str, path_pages: int, pages: int) -> None:
     """Times matches of a cached path and inserts of a new one."""
     import sgl_cpu_harness as harness  # type: ignore[import-not-found]
-    import torch
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
@@ -33,7 +32,7 @@ def main(core: str, path_pages: int, pages: int) -> None:
         first = number * tokens
         return RadixKey(array("q", range(first, first + tokens)))
 
-    values = torch.arange(tokens, dtype=torch.int64)
+    values = harness.torch.arange(tokens)
 
     def insert(number: int) -> None:
         cache.insert(InsertParams(key=key(number), value=values))

@@ -1,6 +1,6 @@
 """Charts as inline SVG: lines and dots on linear or logarithmic axes, with a legend. No scripts, no fonts to load."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from math import ceil, floor, log10
 from typing import Final
@@ -48,8 +48,14 @@ class Axis:
         return [number * step for number in range(first, floor(self._high / step) + 1)]
 
 
-def render(chart: Chart) -> str:
-    """One `<svg>` element."""
+def colours_of(charts: Sequence[Chart]) -> dict[str, str]:
+    """A colour for each label, the same in all of these charts."""
+    labels = dict.fromkeys(line.label for chart in charts for line in chart.lines)
+    return {label: COLOURS[number % len(COLOURS)] for number, label in enumerate(labels)}
+
+
+def render(chart: Chart, colours: Mapping[str, str]) -> str:
+    """One `<svg>` element. `colours` by the label of a line."""
     lines = [Line(line.label, _drawable(line, chart), line.dots) for line in chart.lines]
     points = [point for line in lines for point in line.points]
     height = HEIGHT + LEGEND_LINE * len(lines)
@@ -62,8 +68,8 @@ def render(chart: Chart) -> str:
         *_y_grid(y_axis, chart.y_label),
     ]
     for number, line in enumerate(lines):
-        parts += _line(line, COLOURS[number % len(COLOURS)], x_axis.pixel, y_axis.pixel)
-        parts += _legend(line.label, number, COLOURS[number % len(COLOURS)])
+        parts += _line(line, colours[line.label], x_axis.pixel, y_axis.pixel)
+        parts += _legend(line.label, number, colours[line.label])
     return "".join([*parts, "</svg>"])
 
 

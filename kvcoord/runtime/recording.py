@@ -1,0 +1,119 @@
+"""What the processes of kvcoord write down: what they heard, said and did, by reference, for `observability.story`.
+
+Kinds of events, and their details:
+
+    frame, vote, ack, verdict, entry, divergence    (peer, message); the peer is empty on a rank
+    hello, accept, activate, suspended, rejoin, leave, refused      numbers that tell one from another
+    applied       (event, digest after it): what must be the same on every rank, in order
+    copy_started, copy_ended, answered      what became of an operation here
+    others        notes of the machines
+
+Heartbeats and their answers are not written down.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from kvcoord.controller.effects import Reply, StartCopy
+from kvcoord.domain import Aborted, Committed, OperationId, Reason
+from kvcoord.observability.recorder import Detail, FlightRecorder
+from kvcoord.protocol.digest import Digest
+from kvcoord.protocol.messages import (
+    Accept,
+    Activate,
+    Divergence,
+    Frame,
+    FromCoordinator,
+    FromRank,
+    Hello,
+    Leave,
+    Numbered,
+    Prepare,
+    Refused,
+    Rejoin,
+    StreamAck,
+    StreamVote,
+    Suspended,
+    Verdict,
+    epoch_number,
+)
+
+Message = FromRank | FromCoordinator
+
+NO_PEER: Final = b""
+
+_BY_REFERENCE: Final[dict[type[object], str]] = {
+    Frame: "frame",
+    StreamVote: "vote",
+    StreamAck: "ack",
+    Verdict: "verdict",
+    Numbered: "entry",
+    Divergence: "divergence",
+    Refused: "refused",
+    Suspended: "suspended",
+}
+
+_IN_SHORT: Final[dict[type[object], tuple[str, Callable[..., dict[str, object]]]]] = {
+    Hello: ("hello", lambda said: {"rank": said.rank, "incarnation": said.incarnation, "attach": said.attach}),
+    Prepare: ("prepare", lambda said: {"epoch": epoch_number(said.epoch)}),
+    Accept: ("accept", lambda said: {"epoch": epoch_number(said.epoch), "in_doubt": said.report.in_doubt}),
+    Activate: ("activate", lambda said: {"epoch": epoch_number(said.epoch), "round": said.round}),
+    Rejoin: ("rejoin", lambda said: {}),
+    Leave: ("leave", lambda said: {"epoch": epoch_number(said.epoch)}),
+}
+
+
+def note_message(recorder: FlightRecorder, now: float, peer: bytes, message: Message) -> None:
+    """One message that was heard from or said to `peer`."""
+    kind = _BY_REFERENCE.get(type(message))
+    if kind is not None:
+        operation = ""
+        if isinstance(message, Numbered):
+            operation = message.entry.operation
+        elif isinstance(message, StreamVote):
+            operation = message.vote.operation
+        elif isinstance(message, StreamAck):
+            operation = message.ack.operation
+        recorder.record(now, kind, operation, (peer, message))
+        return
+    short = _IN_SHORT.get(type(message))
+    if short is not None:
+        recorder.record(now, short[0], "", {"peer": peer} | short[1](message))
+
+
+class RankRecording:
+    """What one rank writes down beside its messages."""
+
+    def __init__(self, recorder: FlightRecorder) -> None:
+        self.recorder = recorder
+        self._digest: Digest | None = None
+        self._applied = 0
+
+    def message(self, now: float, message: Message) -> None:
+        """Heard from or said to the coordinator."""
+        note_message(self.recorder, now, NO_PEER, message)
+
+    def performed(self, now: float, effect: Reply | StartCopy) -> None:
+        """An answer that carries an outcome, or a copy that starts."""
+        if isinstance(effect, StartCopy):
+            pages = len(effect.source_slots[0]) if effect.source_slots else 0
+            self.recorder.record(now, "copy_started", effect.operation, {"from": effect.source, "pages": pages})
+            return
+        outcome = getattr(effect.answer, "outcome", None)
+        if isinstance(outcome, Committed | Aborted):
+            self.recorder.record(now, "answered", outcome.operation, outcome)
+
+    def copy_ended(self, now: float, operation: OperationId, error: Reason | None) -> None:
+        """This rank's own copy is over."""
+        detail: Detail = None if error is None else {"error": error}
+        self.recorder.record(now, "copy_ended", operation, detail)
+
+    def caught_up(self, now: float, digest: Digest) -> None:
+        """Whatever this rank has applied since this was last called."""
+        if digest is not self._digest:
+            self._digest, self._applied = digest, 0
+        if digest.applied == self._applied:
+            return
+        for event in digest.since(self._applied):
+            self.recorder.record(now, "applied", event[0].split(" ", 2)[1], event)
+        self._applied = digest.applied

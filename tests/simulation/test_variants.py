@@ -1,0 +1,32 @@
+"""Checkers that can fail: every broken variant of the machines and the worker is found within its budget."""
+
+import warnings
+
+import pytest
+
+from kvcoord.simulation.campaign import broken_by, make_world
+from kvcoord.simulation.variant import Variant, applied
+from kvcoord.simulation.variants import SEEDS_MAX, VARIANTS, search
+
+
+def test_there_are_at_least_twenty_variants_each_with_a_name_of_its_own() -> None:
+    assert len({variant.name for variant in VARIANTS}) == len(VARIANTS) >= 20
+
+
+@pytest.mark.filterwarnings("ignore:reservation of:ResourceWarning")
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_a_broken_variant_is_found(variant: Variant) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        found = search(variant, SEEDS_MAX)
+    assert found.found_by.startswith("simulation: "), found
+    assert found.after
+
+
+def test_the_machines_are_whole_again_after_a_variant() -> None:
+    variant = VARIANTS[0]
+    before = [vars(owner).get(name) for owner, name, _ in variant.make()]
+    with applied(variant):
+        pass
+    assert [vars(owner).get(name) for owner, name, _ in variant.make()] == before
+    assert broken_by(make_world(variant.options, 0)) is None
