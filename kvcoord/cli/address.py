@@ -8,7 +8,7 @@ import msgspec
 
 from kvcoord.config.process import COORDINATOR_ADDRESS
 from kvcoord.errors import UsageError
-from kvcoord.runtime.process import private_directory
+from kvcoord.runtime.directory import private_directory
 
 CARD: Final = "up.json"
 """File in the folder of a running `kvcoord up` that says what it runs."""

@@ -17,7 +17,8 @@ from kvcoord.cli.options import config_option, json_option, set_option
 from kvcoord.config import CoordinatorConfig, WorkerConfig, explain
 from kvcoord.errors import ConfigError, PeerUnavailable, UsageError
 from kvcoord.runtime.children import Children, ending
-from kvcoord.runtime.process import Ready, Stop, private_directory, run
+from kvcoord.runtime.directory import private_directory
+from kvcoord.runtime.process import Ready, Stop, run
 
 _SNIPPET = """\
 import asyncio

@@ -43,7 +43,9 @@ from kvcoord.protocol.messages import (
 from kvcoord.runtime.alarm import Alarm
 from kvcoord.runtime.coordinator_limits import GROUP_FORGET_S, group_limits, link_limits, wait_shortest_s
 from kvcoord.runtime.coordinator_status import CoordinatorStatus
+from kvcoord.runtime.dumps import Dumps
 from kvcoord.runtime.process import Stop
+from kvcoord.runtime.recording import NO_PEER, note_message
 from kvcoord.transport.curve import load_server_keys
 from kvcoord.transport.link import Listener, SendResult, Transport
 from kvcoord.transport.zeromq import ZeromqTransport
@@ -55,6 +57,9 @@ PROBE_DELAY_S: Final = 0.02
 
 LISTENERS_MAX: Final = 256
 """A listener is one byte of its peers' names."""
+
+DUMP_INTERVAL_S: Final = 60.0
+"""Writing the recorder out takes a moment in which no group is served: groups that diverge often share it."""
 
 _STATUS_FRAME_BYTES: Final = 64
 """What a StatusReply adds to its body."""
@@ -79,6 +84,8 @@ class Coordinator:
         self.config = config
         self.recorder = FlightRecorder("coordinator", config.limits.recorder_events_max)
         self.incarnation = int.from_bytes(os.urandom(INCARNATION_BITS // 8), "big")
+        self.dumps = Dumps(self.recorder, config.recorder_dir)
+        self._dump_next_at = float("-inf")
         limits = group_limits(config)
         self.machine = CoordinatorMachine(
             self.incarnation,
@@ -188,6 +195,7 @@ class Coordinator:
             metrics=metrics.render,
             status=self.snapshot,
             config=lambda: resolved(Loaded(self.config, self._sources)),
+            events=lambda: self.recorder.text("asked for"),
         )
         return HttpServer(host, port, routes)
 
@@ -198,6 +206,7 @@ class Coordinator:
             return
         now = self._loop.time()
         decode, step, received = self._decoder.decode, self.machine.step, self._received
+        recorder = self.recorder
         effects: list[CoordinatorEffect] = []
         asked: list[tuple[bytes, StatusRequest]] = []
         try:
@@ -209,6 +218,7 @@ class Coordinator:
                     effects += self.machine.malformed(peer, error)
                     continue
                 received[type(message)] += 1
+                note_message(recorder, now, peer, message)
                 if isinstance(message, StatusRequest):
                     asked.append((peer, message))
                 else:
@@ -294,6 +304,7 @@ class Coordinator:
             if isinstance(message, Refused):
                 self._joins_refused[message.reason] = self._joins_refused.get(message.reason, 0) + 1
             payload = encode(message)
+            note_message(self.recorder, now, effect.peers[0] if effect.peers else NO_PEER, message)
             for peer in effect.peers:
                 try:
                     result = listeners[peer[0]].send(peer[1:], payload)
@@ -323,6 +334,9 @@ class Coordinator:
 
     def _note(self, note: Note, now: float) -> None:
         self.recorder.record(now, note.kind, note.operation, note.detail)
+        if note.kind == "divergence" and now >= self._dump_next_at:
+            self._dump_next_at = now + DUMP_INTERVAL_S
+            self.dumps.write(f"divergence: {note.operation}")
         if note.kind == "member_lost":
             group = str(note.detail.get("group", ""))
             self._status.ranks_lost[group] = self._status.ranks_lost.get(group, 0) + 1
@@ -334,7 +348,7 @@ class Coordinator:
 async def serve(config: CoordinatorConfig, stop: Stop, sources: Mapping[str, str] | None = None) -> int:
     """A whole coordinator process: until `stop`, or until the machine fails, which is raised. Returns the exit code."""
     async with Coordinator(config, sources=sources) as coordinator:
-        stop.watch(coordinator.recorder)
+        stop.watch(coordinator.recorder, config.recorder_dir)
         stop.ready(coordinator.addresses, coordinator.http_address)
         log.info("serving", extra={"addresses": coordinator.addresses, "http": coordinator.http_address})
         asked = asyncio.ensure_future(stop.wait())

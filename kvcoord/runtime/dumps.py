@@ -1,13 +1,11 @@
 """Where a process writes its flight recorder, and that it did. Knows no reason to."""
 
-import os
-import stat
 import sys
-import tempfile
 from pathlib import Path
 
 from kvcoord.errors import UsageError
 from kvcoord.observability.recorder import FlightRecorder
+from kvcoord.runtime.directory import private_directory
 from kvcoord.runtime.exits import report
 
 
@@ -32,20 +30,3 @@ class Dumps:
 def dumps_directory() -> Path:
     """The folder that is used when none is configured. Raises UsageError as `private_directory` does."""
     return private_directory() / "dumps"
-
-
-def private_directory() -> Path:
-    """The folder of this user for sockets and dumps, made when it is missing; nobody else can enter it.
-
-    Raises UsageError when somebody else has put something there.
-    """
-    parent = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    path = Path(parent) / f"kvcoord-{os.getuid()}"
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
-    except OSError as error:
-        raise UsageError("directory", str(path), f"cannot be made: {error.strerror}") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise UsageError("directory", str(path), "must be a folder that only this user may enter: remove it")
-    return path

@@ -12,12 +12,8 @@ import ctypes
 import gc
 import os
 import signal
-import stat
-import sys
-import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -26,6 +22,7 @@ import uvloop
 
 from kvcoord.errors import JoinRefused, PeerUnavailable, UsageError
 from kvcoord.observability.recorder import FlightRecorder
+from kvcoord.runtime.dumps import Dumps
 from kvcoord.runtime.exits import Exit, cause_of, report
 
 _STANDARD_ERROR: Final = 2
@@ -50,6 +47,7 @@ class Stop:
     def __init__(self, ready_fd: int | None = None, on_ready: Callable[[], None] | None = None) -> None:
         self.cause = ""
         self.recorder: FlightRecorder | None = None
+        self.dumps: Dumps | None = None
         self._ready_fd = ready_fd
         self._on_ready = on_ready
         self._asked = asyncio.Event()
@@ -69,9 +67,10 @@ class Stop:
         """Return once the process was asked to stop."""
         await self._asked.wait()
 
-    def watch(self, recorder: FlightRecorder) -> None:
-        """The flight recorder to write out on SIGUSR1, and when the process fails."""
+    def watch(self, recorder: FlightRecorder, directory: str | None = None) -> None:
+        """The flight recorder to write out on SIGUSR1, and when the process fails, into this folder."""
         self.recorder = recorder
+        self.dumps = Dumps(recorder, directory)
 
     def ready(self, addresses: Sequence[str], http: str = "") -> None:
         """Everything is open. Tells whoever started the process, if asked to, in one line of JSON.
@@ -108,8 +107,8 @@ def run(main: Main, *, shutdown_timeout_s: float, ready_fd: int | None = None, e
             return runner.run(_call(main, stop))
         except Exception as error:
             cause = cause_of(error)
-            if not isinstance(cause, UsageError | JoinRefused):
-                _dump(stop.recorder, str(cause or error))
+            if stop.dumps is not None and not isinstance(cause, UsageError | JoinRefused):
+                stop.dumps.write(str(cause or error))
             if cause is None:
                 raise
             return report(cause)
@@ -157,7 +156,8 @@ class _Shutdown:
             self._loop.call_soon_threadsafe(self._stop.request, name)
 
     def _show(self, number: int, _: FrameType | None) -> None:
-        _dump(self._stop.recorder, signal.Signals(number).name)
+        if self._stop.dumps is not None:
+            self._stop.dumps.write(signal.Signals(number).name)
 
     def _keep_time(self) -> None:
         self._asked.wait()
@@ -168,34 +168,6 @@ class _Shutdown:
 def _exit_now(cause: str) -> NoReturn:
     os.write(_STANDARD_ERROR, f"kvcoord: {cause}\n".encode())
     os._exit(Exit.FAILURE)
-
-
-def _dump(recorder: FlightRecorder | None, cause: str) -> None:
-    if recorder is None:
-        return
-    try:
-        path = recorder.dump_into(private_directory() / "dumps", cause)
-    except UsageError as error:
-        report(error)
-    else:
-        print(f"kvcoord: flight recorder written to {path}", file=sys.stderr, flush=True)
-
-
-def private_directory() -> Path:
-    """The folder of this user for sockets and dumps, made when it is missing; nobody else can enter it.
-
-    Raises UsageError when somebody else has put something there.
-    """
-    parent = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    path = Path(parent) / f"kvcoord-{os.getuid()}"
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
-    except OSError as error:
-        raise UsageError("directory", str(path), f"cannot be made: {error.strerror}") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise UsageError("directory", str(path), "must be a folder that only this user may enter: remove it")
-    return path
 
 
 def _follow_parent() -> None:

@@ -40,6 +40,9 @@ from kvcoord.protocol.messages import (
 
 Message = FromRank | FromCoordinator
 
+_OUTCOMES: Final = frozenset({"commit", "abort", "complete", "retract"})
+"""First words of what was applied that are followed by the name of an operation."""
+
 NO_PEER: Final = b""
 
 _BY_REFERENCE: Final[dict[type[object], str]] = {
@@ -115,5 +118,6 @@ class RankRecording:
         if digest.applied == self._applied:
             return
         for event in digest.since(self._applied):
-            self.recorder.record(now, "applied", event[0].split(" ", 2)[1], event)
+            what, name, *_ = event[0].split(" ", 2)
+            self.recorder.record(now, "applied", name if what in _OUTCOMES else "", event)
         self._applied = digest.applied

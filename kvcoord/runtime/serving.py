@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 async def serve(config: WorkerConfig, stop: Stop, sources: Mapping[str, str] | None = None) -> int:
     """Serves one rank until `stop`. Raises JoinRefused when the group does not have it, ConfigError for an address."""
     recorder = FlightRecorder(f"rank{config.rank}", config.limits.recorder_events_max)
-    stop.watch(recorder)
+    stop.watch(recorder, config.recorder_dir)
     async with AsyncExitStack() as stack:
         if config.embed_coordinator and config.rank == 0:
             await stack.enter_async_context(Coordinator(embedded_coordinator(config)))
@@ -55,6 +55,7 @@ def embedded_coordinator(config: WorkerConfig) -> CoordinatorConfig:
         http=None,
         insecure_tcp=config.insecure_tcp,
         curve_keys_dir=config.curve_keys_dir,
+        recorder_dir=config.recorder_dir,
         timeouts=config.timeouts,
         limits=config.limits,
     )
@@ -76,6 +77,7 @@ async def _open_http(config: WorkerConfig, worker: Worker, sources: Mapping[str,
         metrics=metrics.render,
         status=worker.snapshot,
         config=lambda: resolved(Loaded(config, dict(sources))),
+        events=lambda: worker.recorder.text("asked for"),
     )
     server = HttpServer(host, port, routes)
     await server.open()

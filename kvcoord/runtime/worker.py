@@ -31,6 +31,7 @@ from kvcoord.protocol.local import (
     Answer,
     Answers,
     Call,
+    Failed,
     FromEngine,
     Landed,
     Loaded,
@@ -41,9 +42,10 @@ from kvcoord.protocol.local import (
     StatusBody,
     failed,
 )
-from kvcoord.protocol.messages import FromRank
 from kvcoord.runtime.alarm import Alarm
 from kvcoord.runtime.copies import Copies
+from kvcoord.runtime.dumps import Dumps
+from kvcoord.runtime.recording import RankRecording
 from kvcoord.runtime.uplink import Uplink, link_limits
 from kvcoord.runtime.worker_status import worker_snapshot
 from kvcoord.transport.link import SendResult, Transport
@@ -72,6 +74,9 @@ class Worker:
     ) -> None:
         self.config = config
         self.recorder = recorder
+        self.dumps = Dumps(recorder, config.recorder_dir)
+        self._recording = RankRecording(recorder)
+        self._failure: Failed | None = None
         self.ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self.started_at = time.monotonic()
         self.incarnation = 0
@@ -271,6 +276,7 @@ class Worker:
             except FrameError as error:
                 self._ignore(type(error).__name__)
                 continue
+            self._recording.message(now, message)
             self._perform(self.machine.receive(message, now))
         self._flush()
 
@@ -294,7 +300,9 @@ class Worker:
         self._safely(self._take_end, operation, error)
 
     def _take_end(self, operation: OperationId, error: Reason | None) -> None:
-        self._perform(self.machine.copy_ended(operation, error, self._loop.time()))
+        now = self._loop.time()
+        self._recording.copy_ended(now, operation, error)
+        self._perform(self.machine.copy_ended(operation, error, now))
         self._begin_again()
         self._flush()
 
@@ -319,32 +327,49 @@ class Worker:
     # --- effects --------------------------------------------------------------------------------------------------
 
     def _perform(self, effects: list[WorkerEffect]) -> None:
+        now = self._loop.time()
         for effect in effects:
             if isinstance(effect, Reply):
+                self._recording.performed(now, effect)
                 if effect.session in self._sessions:
                     self._answers.setdefault(effect.session, []).append((effect.call, effect.answer))
             elif isinstance(effect, SendUp):
-                self._send_up(effect.message)
+                self._recording.message(now, effect.message)
+                self.uplink.send(encode(effect.message))
             elif isinstance(effect, StartCopy):
+                self._recording.performed(now, effect)
                 self._transfers[effect.operation] = self.copies.start(effect)
             elif isinstance(effect, Attach):
                 self.uplink.attach(effect.index, self.incarnation)
             else:
                 self._note(effect)
-        failure = self.machine.failure
-        if failure is not None and failure.error == "JoinRefused":
-            self._end(JoinRefused(*failure.fields))  # type: ignore[arg-type]
+        if self.machine.failure is not self._failure:
+            self._failed(self.machine.failure)
 
-    def _send_up(self, message: FromRank) -> None:
-        self.uplink.send(encode(message))
+    def _failed(self, failure: Failed | None) -> None:
+        """The machine has come to an end of its own, or (None) a new one has begun."""
+        self._failure = failure
+        if failure is None:
+            return
+        if failure.error == "JoinRefused":
+            self._end(JoinRefused(*failure.fields))  # type: ignore[arg-type]
+            return
+        cause = f"{failure.error} {failure.fields}"
+        self.recorder.record(self._loop.time(), "failed", "", {"error": failure.error, "fields": failure.fields})
+        self._recording.caught_up(self._loop.time(), self.machine.cache.state.digest)
+        self.dumps.write(cause)
 
     def _note(self, note: Note) -> None:
         self.recorder.record(self._loop.time(), note.kind, note.operation, note.detail)
+        if note.kind == "divergence" and self.machine.divergences == 1 and self.machine.failure is None:
+            self._recording.caught_up(self._loop.time(), self.machine.cache.state.digest)
+            self.dumps.write(f"divergence: {note.operation}")
         log.warning("%s %s %s", note.kind, note.operation, note.detail)
 
     def _flush(self) -> None:
         """Sends everything that became known in this wake-up: one message to each session."""
         self._alarm.set(self.machine.deadline())
+        self._recording.caught_up(self._loop.time(), self.machine.cache.state.digest)
         if not self._answers:
             return
         answers, self._answers = self._answers, {}

@@ -36,6 +36,7 @@ def routes(not_ready: str = "") -> dict[str, Route]:
         metrics=CoordinatorMetrics(lambda: SNAPSHOT).render,
         status=lambda: SNAPSHOT,
         config=lambda: "bind: []\n",
+        events=lambda: b'{"format":1}\n',
     )
 
 

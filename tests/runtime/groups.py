@@ -36,7 +36,7 @@ class Group:
 
     async def coordinator(self) -> None:
         """Starts the coordinator."""
-        self._coordinator = Coordinator(CoordinatorConfig(bind=[self.coordinator_address], http=None))
+        self._coordinator = Coordinator(CoordinatorConfig(bind=[self.coordinator_address], http=None, recorder_dir=str(self.folder)))
         await self._coordinator.open()
         self._stack.push_async_callback(self._coordinator.close)
 
@@ -51,6 +51,7 @@ class Group:
             "rank": rank,
             "listen": self.address(rank),
             "coordinators": [self.coordinator_address],
+            "recorder_dir": str(self.folder),
             "device_pages": 32,
             "host_pages": 64,
             "timeouts": Timeouts(linger_s=0.1),

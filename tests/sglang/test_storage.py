@@ -41,22 +41,21 @@ class Stored:
         self.cache = self.engine.cache
         self.handle = CacheRequestHandle("request", 0)
         self.engine.insert(TOKENS)
-        self.until(lambda: self.engine.controller.storage_backend.batch_exists(self._keys()) == len(TOKENS) // PAGE)
-        self.until(lambda: not self.cache.ongoing_backup and not self.cache.ongoing_write_through)
+        self._settle()
         self.engine.evict(64)
         self.cache.evict_host(self.engine.host.size)
 
     def _keys(self) -> Any:
         return get_native_hash(array("q", TOKENS), None, PAGE)
 
-    def until(self, reached: Callable[[], bool], steps_min: int = 20) -> int:
-        """Steps, as many on every rank, until all of them have seen it: a fixed number that is enough."""
+    def _settle(self) -> None:
+        """Steps until the write and the backup are over, which all ranks see at the same step."""
         for step in range(STEPS_MAX):
             self.engine.step()
             time.sleep(0.002)
-            if step >= steps_min and reached():
-                return step
-        raise AssertionError("not reached")
+            if step >= 20 and not self.cache.ongoing_backup and not self.cache.ongoing_write_through:
+                return
+        raise AssertionError("not backed up")
 
     def prefetch(self) -> None:
         match = self.engine.match(TOKENS)
@@ -88,7 +87,7 @@ def play(scenario: Callable[[Stored, int], Any], backend: str | None, policy: st
     with tempfile.TemporaryDirectory() as folder:
 
         def on_rank(groups: Groups) -> Any:
-            stored = Stored(groups, f"{folder}/{groups.rank}", backend, policy)
+            stored = Stored(groups, folder, backend, policy)
             told = scenario(stored, groups.rank)
             stored.engine.close()
             return told

@@ -12,7 +12,7 @@ import msgspec
 import torch.distributed as dist
 
 from kvcoord.errors import UsageError
-from kvcoord.runtime.process import private_directory
+from kvcoord.runtime.directory import private_directory
 
 Groups = list[Any]
 """Process groups of torch, the innermost first."""
