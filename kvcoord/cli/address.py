@@ -22,13 +22,19 @@ class Card(msgspec.Struct, frozen=True):
     coordinator: str
     http: str
     workers: list[str]
+    worker_http: list[str] = []
 
 
 def default_address() -> str:
     """The coordinator of the newest `kvcoord up` that is running, else the default address of coordinators."""
-    cards = [card for card in map(_read, _folders()) if card is not None and _runs(card.pid)]
-    newest = max(cards, key=lambda card: card.started_at, default=None)
+    newest = newest_card()
     return COORDINATOR_ADDRESS if newest is None else newest.coordinator
+
+
+def newest_card() -> Card | None:
+    """What the newest `kvcoord up` of this user runs, None when none is running."""
+    cards = [card for card in map(_read, _folders()) if card is not None and _runs(card.pid)]
+    return max(cards, key=lambda card: card.started_at, default=None)
 
 
 def _folders() -> list[Path]:

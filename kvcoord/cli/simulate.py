@@ -79,7 +79,9 @@ def _explore(console: Console, *, as_json: bool) -> int:
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
     else:
-        table = Table("group", "states", "all of them", "with a commit", "with an abort", "violation", title="exploration")
+        table = Table(
+            "group", "states", "all of them", "with a commit", "with an abort", "violation", title="exploration"
+        )
         for one in found:
             complete = "yes" if one.complete else "bounded"
             table.add_row(

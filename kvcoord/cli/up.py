@@ -154,7 +154,14 @@ def _make_folder(folder: Path | None) -> Path:
 
 def _write_card(folder: Path, coordinator: Ready, workers: list[Ready]) -> Card:
     addresses = [address for worker in workers for address in worker.addresses]
-    card = Card(os.getpid(), time.time_ns(), coordinator.addresses[0], coordinator.http, addresses)
+    card = Card(
+        pid=os.getpid(),
+        started_at=time.time_ns(),
+        coordinator=coordinator.addresses[0],
+        http=coordinator.http,
+        workers=addresses,
+        worker_http=[worker.http for worker in workers],
+    )
     (folder / CARD).write_bytes(msgspec.json.encode(card))
     return card
 

@@ -12,9 +12,9 @@ from collections import deque
 
 import msgspec
 
-from kvcoord.domain import COPYING_KINDS, Agreement, OperationId, Outcome, Rank, Reason
+from kvcoord.domain import COPYING_KINDS, Agreement, OperationId, OperationKind, Outcome, Rank, Reason
 from kvcoord.protocol.ballot import Ballot, Tally, participants_of, ranks_in
-from kvcoord.protocol.messages import Completion, Decision, Frame, Verdict
+from kvcoord.protocol.messages import Completion, Decision, Frame, Value, Verdict, Vote
 from kvcoord.protocol.transfers import TransferTable
 
 
@@ -172,6 +172,37 @@ class RoundTable:
         return verdict, digests
 
     def _decide(self, frames: list[tuple[Rank, Frame]], absent: list[Rank], now: float) -> list[Decision]:
+        decisions, self._late_decisions = self._late_decisions, []
+        late = {decision.operation for decision in decisions}
+        votes = None if absent else self._alike(frames)
+        if votes is not None:
+            for vote in votes:
+                if vote.operation not in late:
+                    decisions.append(self._commit(vote.operation, vote.kind, self._everyone, None, now))
+            return decisions
+        for operation, ballot in self._ballots(frames).items():
+            if operation not in late:
+                decisions.append(self._settle(operation, ballot, absent, now))
+        return decisions
+
+    def _alike(self, frames: list[tuple[Rank, Frame]]) -> list[Vote] | None:
+        """The votes of a round in which all ranks say yes to the same operations in the same words, else None.
+
+        Nearly all rounds are like this, and comparing lists costs a tenth of counting ballots.
+        """
+        votes = frames[0][1].votes
+        for _, frame in frames:
+            if frame.votes != votes:
+                return None
+        for vote in votes:
+            if not vote.yes or vote.agreement is not Agreement.ALL:
+                return None
+            if vote.participants and participants_of(vote.participants, self._everyone) != self._everyone:
+                return None
+        return votes if len({vote.operation for vote in votes}) == len(votes) else None
+
+    def _ballots(self, frames: list[tuple[Rank, Frame]]) -> dict[OperationId, Ballot]:
+        """The votes of a round, counted by operation."""
         ballots: dict[OperationId, Ballot] = {}
         for rank, frame in frames:
             for vote in frame.votes:
@@ -184,12 +215,7 @@ class RoundTable:
                 tally = ballot.record(rank, vote)
                 if tally is not Tally.RECORDED:
                     self._count(f"vote_{tally.value}")
-        decisions, self._late_decisions = self._late_decisions, []
-        for decision in decisions:
-            ballots.pop(decision.operation, None)
-        for operation, ballot in ballots.items():
-            decisions.append(self._settle(operation, ballot, absent, now))
-        return decisions
+        return ballots
 
     def _settle(self, operation: OperationId, ballot: Ballot, absent: list[Rank], now: float) -> Decision:
         if ballot.refused:
@@ -200,11 +226,17 @@ class RoundTable:
             late = [rank for rank in missing if rank in absent]
             reason = Reason.VOTE_TIMEOUT if late else Reason.NOT_VOTED
             return Decision(operation, Outcome.ABORT, 0, None, reason, (late or missing)[0])
-        if ballot.kind in COPYING_KINDS:
+        value = None if ballot.agreement is Agreement.ALL else ballot.value
+        return self._commit(operation, ballot.kind, ballot.participants, value, now)
+
+    def _commit(
+        self, operation: OperationId, kind: OperationKind, participants: int, value: Value, now: float
+    ) -> Decision:
+        """All participants can: COMMIT, unless too many copies are open already."""
+        if kind in COPYING_KINDS:
             if len(self._transfers) >= self._copying_max:
                 return Decision(operation, Outcome.ABORT, 0, None, Reason.LIMIT)
-            self._transfers.expect(operation, ballot.participants, now)
-        value = None if ballot.agreement is Agreement.ALL else ballot.value
+            self._transfers.expect(operation, participants, now)
         return Decision(operation, Outcome.COMMIT, 0, value)
 
     def _late(self, rank: Rank, frame: Frame, now: float) -> None:

@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Mapping
 from functools import partial
+from time import monotonic
 from typing import Final, get_args
 
 import msgspec
@@ -218,7 +219,7 @@ class Coordinator:
                     effects += self.machine.malformed(peer, error)
                     continue
                 received[type(message)] += 1
-                note_message(recorder, now, peer, message)
+                note_message(recorder, peer, message)
                 if isinstance(message, StatusRequest):
                     asked.append((peer, message))
                 else:
@@ -304,7 +305,7 @@ class Coordinator:
             if isinstance(message, Refused):
                 self._joins_refused[message.reason] = self._joins_refused.get(message.reason, 0) + 1
             payload = encode(message)
-            note_message(self.recorder, now, effect.peers[0] if effect.peers else NO_PEER, message)
+            note_message(self.recorder, effect.peers[0] if effect.peers else NO_PEER, message)
             for peer in effect.peers:
                 try:
                     result = listeners[peer[0]].send(peer[1:], payload)
@@ -333,7 +334,7 @@ class Coordinator:
         return body
 
     def _note(self, note: Note, now: float) -> None:
-        self.recorder.record(now, note.kind, note.operation, note.detail)
+        self.recorder.record(monotonic(), note.kind, note.operation, note.detail)
         if note.kind == "divergence" and now >= self._dump_next_at:
             self._dump_next_at = now + DUMP_INTERVAL_S
             self.dumps.write(f"divergence: {note.operation}")

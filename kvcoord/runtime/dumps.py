@@ -24,7 +24,7 @@ class Dumps:
         except UsageError as error:
             report(error)
         else:
-            print(f"kvcoord: flight recorder written to {path} ({cause})", file=sys.stderr, flush=True)
+            print(f"kvcoord: flight recorder written to {path}", file=sys.stderr, flush=True)
 
 
 def dumps_directory() -> Path:

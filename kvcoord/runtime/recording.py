@@ -2,16 +2,18 @@
 
 Kinds of events, and their details:
 
-    frame, vote, ack, verdict, entry, divergence    (peer, message); the peer is empty on a rank
-    hello, accept, activate, suspended, rejoin, leave, refused      numbers that tell one from another
-    applied       (event, digest after it): what must be the same on every rank, in order
+    frame, vote, ack, verdict, entry        (peer, message); the peer is empty on a rank
+    hello, prepare, accept, activate, suspended, rejoin, leave, refused, divergence      some of their fields
+    applied                                 (event, digest after it): what must be the same on every rank, in order
     copy_started, copy_ended, answered      what became of an operation here
-    others        notes of the machines
+    others                                  notes of the machines
 
-Heartbeats and their answers are not written down.
+Heartbeats and their answers are not written down. Times are the system's own and not the event loop's, which are
+rounded: they put the events of all processes of a host in order.
 """
 
 from collections.abc import Callable
+from time import monotonic
 from typing import Final
 
 from kvcoord.controller.effects import Reply, StartCopy
@@ -51,9 +53,6 @@ _BY_REFERENCE: Final[dict[type[object], str]] = {
     StreamAck: "ack",
     Verdict: "verdict",
     Numbered: "entry",
-    Divergence: "divergence",
-    Refused: "refused",
-    Suspended: "suspended",
 }
 
 _IN_SHORT: Final[dict[type[object], tuple[str, Callable[..., dict[str, object]]]]] = {
@@ -62,11 +61,14 @@ _IN_SHORT: Final[dict[type[object], tuple[str, Callable[..., dict[str, object]]]
     Accept: ("accept", lambda said: {"epoch": epoch_number(said.epoch), "in_doubt": said.report.in_doubt}),
     Activate: ("activate", lambda said: {"epoch": epoch_number(said.epoch), "round": said.round}),
     Rejoin: ("rejoin", lambda said: {}),
+    Suspended: ("suspended", lambda said: {"rank": said.rank, "cause": said.cause}),
+    Divergence: ("divergence", lambda said: {"round": said.round, "sides": said.sides, "operation": said.operation}),
+    Refused: ("refused", lambda said: {"rank": said.rank, "field": said.field, "value": said.value}),
     Leave: ("leave", lambda said: {"epoch": epoch_number(said.epoch)}),
 }
 
 
-def note_message(recorder: FlightRecorder, now: float, peer: bytes, message: Message) -> None:
+def note_message(recorder: FlightRecorder, peer: bytes, message: Message) -> None:
     """One message that was heard from or said to `peer`."""
     kind = _BY_REFERENCE.get(type(message))
     if kind is not None:
@@ -77,11 +79,11 @@ def note_message(recorder: FlightRecorder, now: float, peer: bytes, message: Mes
             operation = message.vote.operation
         elif isinstance(message, StreamAck):
             operation = message.ack.operation
-        recorder.record(now, kind, operation, (peer, message))
+        recorder.record(monotonic(), kind, operation, (peer, message))
         return
     short = _IN_SHORT.get(type(message))
     if short is not None:
-        recorder.record(now, short[0], "", {"peer": peer} | short[1](message))
+        recorder.record(monotonic(), short[0], "", {"peer": peer} | short[1](message))
 
 
 class RankRecording:
@@ -92,26 +94,26 @@ class RankRecording:
         self._digest: Digest | None = None
         self._applied = 0
 
-    def message(self, now: float, message: Message) -> None:
+    def message(self, message: Message) -> None:
         """Heard from or said to the coordinator."""
-        note_message(self.recorder, now, NO_PEER, message)
+        note_message(self.recorder, NO_PEER, message)
 
-    def performed(self, now: float, effect: Reply | StartCopy) -> None:
+    def performed(self, effect: Reply | StartCopy) -> None:
         """An answer that carries an outcome, or a copy that starts."""
         if isinstance(effect, StartCopy):
             pages = len(effect.source_slots[0]) if effect.source_slots else 0
-            self.recorder.record(now, "copy_started", effect.operation, {"from": effect.source, "pages": pages})
+            self.recorder.record(monotonic(), "copy_started", effect.operation, {"from": effect.source, "pages": pages})
             return
         outcome = getattr(effect.answer, "outcome", None)
         if isinstance(outcome, Committed | Aborted):
-            self.recorder.record(now, "answered", outcome.operation, outcome)
+            self.recorder.record(monotonic(), "answered", outcome.operation, outcome)
 
-    def copy_ended(self, now: float, operation: OperationId, error: Reason | None) -> None:
+    def copy_ended(self, operation: OperationId, error: Reason | None) -> None:
         """This rank's own copy is over."""
         detail: Detail = None if error is None else {"error": error}
-        self.recorder.record(now, "copy_ended", operation, detail)
+        self.recorder.record(monotonic(), "copy_ended", operation, detail)
 
-    def caught_up(self, now: float, digest: Digest) -> None:
+    def caught_up(self, digest: Digest) -> None:
         """Whatever this rank has applied since this was last called."""
         if digest is not self._digest:
             self._digest, self._applied = digest, 0
@@ -119,5 +121,5 @@ class RankRecording:
             return
         for event in digest.since(self._applied):
             what, name, *_ = event[0].split(" ", 2)
-            self.recorder.record(now, "applied", name if what in _OUTCOMES else "", event)
+            self.recorder.record(monotonic(), "applied", name if what in _OUTCOMES else "", event)
         self._applied = digest.applied

@@ -48,7 +48,7 @@ async def ask(
                 greeted = await _greets(address)
                 body = await (_ask_coordinator(address, ZeromqTransport()) if greeted else _ask_worker(address))
             else:
-                body = await _ask_http(address)
+                body = await get(address, "/status")
     except TimeoutError as error:
         raise DeadlineExceeded(f"status from {address}", "timeout", timeout_s) from error
     try:
@@ -160,24 +160,25 @@ async def _converse(connection: Connection, request: bytes, answer: _Answer) -> 
         answer.forget()
 
 
-async def _ask_http(address: str) -> bytes:
+async def get(address: str, target: str) -> bytes:
+    """What the HTTP port at `http://host:port` answers there. Raises ConfigError and PeerUnavailable."""
     host, _, port = address.removeprefix("http://").rstrip("/").rpartition(":")
     if "://" in host or not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError("address", address, "write it as ipc:///path, tcp://host:port or http://host:port")
     try:
         reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         try:
-            return await _get(address, reader, writer)
+            return await _get(address, target, reader, writer)
         finally:
             writer.close()
     except OSError as error:
         raise PeerUnavailable(address, error.strerror or str(error)) from error
 
 
-async def _get(address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+async def _get(address: str, target: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
     http = h11.Connection(h11.CLIENT)
     headers = [("Host", address.removeprefix("http://")), ("Connection", "close")]
-    writer.write(http.send(h11.Request(method="GET", target="/status", headers=headers)) or b"")
+    writer.write(http.send(h11.Request(method="GET", target=target, headers=headers)) or b"")
     writer.write(http.send(h11.EndOfMessage()) or b"")
     body = bytearray()
     try:
@@ -186,7 +187,7 @@ async def _get(address: str, reader: asyncio.StreamReader, writer: asyncio.Strea
             if event is h11.NEED_DATA:
                 http.receive_data(await reader.read(_READ_BYTES))
             elif isinstance(event, h11.Response) and event.status_code != 200:
-                raise PeerUnavailable(address, f"answers /status with {event.status_code}")
+                raise PeerUnavailable(address, f"answers {target} with {event.status_code}")
             elif isinstance(event, h11.Data):
                 body += event.data
             elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):

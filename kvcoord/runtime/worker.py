@@ -42,6 +42,7 @@ from kvcoord.protocol.local import (
     StatusBody,
     failed,
 )
+from kvcoord.protocol.messages import FromRank
 from kvcoord.runtime.alarm import Alarm
 from kvcoord.runtime.copies import Copies
 from kvcoord.runtime.dumps import Dumps
@@ -100,6 +101,8 @@ class Worker:
         """Copies under way; None for one that could not start."""
         self._watchers: set[asyncio.Task[None]] = set()
         self._leaving = False
+        self._held: list[FromRank] | None = None
+        """Messages to the coordinator while an engine's calls are taken: they follow the answers."""
         self._over = False
         """The engine of this membership is gone."""
         self.copies = Copies(config, self._loop, self._copy_ended)
@@ -153,7 +156,9 @@ class Worker:
         self._safely(self._take_calls, batch)
 
     def _take_calls(self, batch: list[tuple[bytes, bytes]]) -> None:
+        """The engine waits for its answers, nobody waits for a frame's last microseconds: answers go out first."""
         now = self._loop.time()
+        self._held = []
         for peer, payload in batch:
             session = self._session(peer)
             try:
@@ -166,6 +171,7 @@ class Worker:
                 self.calls += 1
                 self._call(session, number, call, now)
         self._flush()
+        self._send_held()
 
     def _call(self, session: int, number: int, call: Call, now: float) -> None:
         try:
@@ -276,7 +282,7 @@ class Worker:
             except FrameError as error:
                 self._ignore(type(error).__name__)
                 continue
-            self._recording.message(now, message)
+            self._recording.message(message)
             self._perform(self.machine.receive(message, now))
         self._flush()
 
@@ -301,7 +307,7 @@ class Worker:
 
     def _take_end(self, operation: OperationId, error: Reason | None) -> None:
         now = self._loop.time()
-        self._recording.copy_ended(now, operation, error)
+        self._recording.copy_ended(operation, error)
         self._perform(self.machine.copy_ended(operation, error, now))
         self._begin_again()
         self._flush()
@@ -327,17 +333,19 @@ class Worker:
     # --- effects --------------------------------------------------------------------------------------------------
 
     def _perform(self, effects: list[WorkerEffect]) -> None:
-        now = self._loop.time()
         for effect in effects:
             if isinstance(effect, Reply):
-                self._recording.performed(now, effect)
+                self._recording.performed(effect)
                 if effect.session in self._sessions:
                     self._answers.setdefault(effect.session, []).append((effect.call, effect.answer))
             elif isinstance(effect, SendUp):
-                self._recording.message(now, effect.message)
-                self.uplink.send(encode(effect.message))
+                self._recording.message(effect.message)
+                if self._held is None:
+                    self.uplink.send(encode(effect.message))
+                else:
+                    self._held.append(effect.message)
             elif isinstance(effect, StartCopy):
-                self._recording.performed(now, effect)
+                self._recording.performed(effect)
                 self._transfers[effect.operation] = self.copies.start(effect)
             elif isinstance(effect, Attach):
                 self.uplink.attach(effect.index, self.incarnation)
@@ -355,35 +363,56 @@ class Worker:
             self._end(JoinRefused(*failure.fields))  # type: ignore[arg-type]
             return
         cause = f"{failure.error} {failure.fields}"
-        self.recorder.record(self._loop.time(), "failed", "", {"error": failure.error, "fields": failure.fields})
-        self._recording.caught_up(self._loop.time(), self.machine.cache.state.digest)
+        self.recorder.record(time.monotonic(), "failed", "", {"error": failure.error, "fields": failure.fields})
+        self._recording.caught_up(self.machine.cache.state.digest)
         self.dumps.write(cause)
 
     def _note(self, note: Note) -> None:
-        self.recorder.record(self._loop.time(), note.kind, note.operation, note.detail)
+        self.recorder.record(time.monotonic(), note.kind, note.operation, note.detail)
         if note.kind == "divergence" and self.machine.divergences == 1 and self.machine.failure is None:
-            self._recording.caught_up(self._loop.time(), self.machine.cache.state.digest)
+            self._recording.caught_up(self.machine.cache.state.digest)
             self.dumps.write(f"divergence: {note.operation}")
         log.warning("%s %s %s", note.kind, note.operation, note.detail)
 
     def _flush(self) -> None:
-        """Sends everything that became known in this wake-up: one message to each session."""
-        self._alarm.set(self.machine.deadline())
-        self._recording.caught_up(self._loop.time(), self.machine.cache.state.digest)
-        if not self._answers:
-            return
+        """Sends everything that became known in this wake-up, one message to each session; then what can wait."""
         answers, self._answers = self._answers, {}
         for session, known in answers.items():
-            self._send(session, Answers(known))
+            self._send_answers(session, known)
             for _, answer in known:
                 if isinstance(answer, Acquired | Loaded) and answer.operation in self._transfers:
                     self._watch(session, answer.operation)
+        self._alarm.set(self.machine.deadline())
+        self._recording.caught_up(self.machine.cache.state.digest)
 
-    def _send(self, session: int, message: Answers | Landed) -> None:
+    def _send_held(self) -> None:
+        """Sends what an engine's calls have brought about to the coordinator."""
+        held, self._held = self._held, None
+        for message in held or ():
+            self.uplink.send(encode(message))
+
+    def _send_answers(self, session: int, known: list[tuple[int, Answer]]) -> None:
+        """All of them in one message, or in as many as the size limit asks for."""
+        payload = encode(Answers(known))
+        size_bytes_max = self.config.limits.message_bytes_max
+        if len(payload) <= size_bytes_max:
+            self._send_payload(session, payload)
+        elif len(known) > 1:
+            half = len(known) // 2
+            self._send_answers(session, known[:half])
+            self._send_answers(session, known[half:])
+        else:
+            fix = f"is longer than message_bytes_max={size_bytes_max}: ask for less, or raise it on both ends"
+            self._send_answers(session, [(known[0][0], failed(UsageError("answer", len(payload), fix)))])
+
+    def _send(self, session: int, message: Landed) -> None:
+        self._send_payload(session, encode(message))
+
+    def _send_payload(self, session: int, payload: bytes) -> None:
         peer = self._sessions.get(session)
         if peer is None or self._listener is None:
             return
-        if self._listener.send(peer, encode(message)) is SendResult.FULL:
+        if self._listener.send(peer, payload) is SendResult.FULL:
             log.error("session %d does not read its answers: its connection is closed", session)
             self._ignore("session_full")
             self._listener.drop(peer)

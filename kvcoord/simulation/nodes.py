@@ -81,9 +81,13 @@ class RankNode:
         return self.perform(self.machine.start(0.0))
 
     def hear(self, mail: Mail) -> list[Mail]:
-        if mail.peer != self.peer:
+        if not self.is_current(mail.peer):
             return []
         return self.perform(self.machine.receive(_DOWN.decode(mail.payload), 0.0))
+
+    def is_current(self, peer: bytes) -> bool:
+        """What comes over a former connection is dropped."""
+        return peer == self.peer
 
     def vote(self, operation: OperationId) -> list[Mail]:
         self.voted.append(operation)

@@ -14,6 +14,7 @@ from kvcoord.controller.effects import Reply, StartCopy
 from kvcoord.controller.state import CacheState
 from kvcoord.controller.worker import WorkerEffect, WorkerMachine
 from kvcoord.domain import OperationId, Reason, Tier
+from kvcoord.memory.reservation import ReservationState
 from kvcoord.protocol.codec import coordinator_decoder, encode
 from kvcoord.protocol.digest import Digest
 from kvcoord.protocol.effects import Attach, Note, SendUp
@@ -117,6 +118,7 @@ class SimulatedRank(Process):
 
     def crash(self) -> None:
         peer, index = self.peer, self._coordinator
+        self.vanish()
         self.killed()
         self.copies.clear()
         self.held.clear()
@@ -124,6 +126,17 @@ class SimulatedRank(Process):
         self._world.lost_peer(index, peer)
         if self.engine is not None:
             self.engine.disconnected()
+
+    def vanish(self) -> None:
+        """What this process held ends with it: no reservation is left to be settled."""
+        for pool in self.pools:
+            pool.touched.clear()
+        cache = self.worker.cache
+        for op in cache.state.operations.values():
+            op.copy_open = False
+            if op.reservation is not None and op.reservation.state is ReservationState.QUARANTINED:
+                op.reservation.release()
+        cache.abandon()
 
     def engine_gone(self, session: int) -> None:
         """The engine's process has ended: so does this membership, and the next one waits for the next engine."""
@@ -202,7 +215,7 @@ class SimulatedRank(Process):
         self.take(lambda: self._step(envelope))
 
     def _step(self, envelope: Envelope) -> None:
-        if envelope.peer != self.peer:
+        if not self.is_current(envelope.peer):
             self._world.promises.count("late_connection")
             return
         message = _DECODER.decode(envelope.payload)
@@ -211,6 +224,10 @@ class SimulatedRank(Process):
         effects = self.worker.receive(message, self.now())
         promises.after_message_down(self, message, before, effects)
         self._event(effects)
+
+    def is_current(self, peer: bytes) -> bool:
+        """What comes over a former connection, or for a former life, is dropped."""
+        return peer == self.peer
 
     # --- effects --------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from kvcoord.simulation.exploration import Scope
 from kvcoord.simulation.shape import Options
 
 Patch = tuple[object, str, Any]
@@ -13,12 +14,16 @@ Patch = tuple[object, str, Any]
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
-    """`breaks` says what is wrong. `make` gives the patches; `options` are worlds in which it shows soon."""
+    """`breaks` says what is wrong. `make` gives the patches; `options` are worlds in which it shows soon.
+
+    With a `scope` it is looked for by exploration: it needs an order of events that seeds seldom meet.
+    """
 
     name: str
     breaks: str
     make: Callable[[], Sequence[Patch]]
     options: Options = Options(ranks=3, steps=24, fault_s=10.0)
+    scope: Scope | None = None
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from kvcoord.simulation.campaign import broken_by, make_world
+from kvcoord.simulation.exploration import Explorer
 from kvcoord.simulation.variant import Variant, applied
 from kvcoord.simulation.variants_protocol import PROTOCOL_VARIANTS
 from kvcoord.simulation.variants_worker import WORKER_VARIANTS
@@ -26,9 +27,13 @@ class VariantFound(msgspec.Struct, frozen=True):
 
 
 def search(variant: Variant, seeds_max: int = SEEDS_MAX) -> VariantFound:
-    """Runs worlds with the broken variant until a promise breaks."""
+    """Explores its scope if it has one, else runs worlds with it, until a promise breaks."""
     steps = 0
     with applied(variant):
+        if variant.scope is not None:
+            explored = Explorer(variant.scope).explore()
+            found_by = f"exploration: {explored.violation.partition(':')[0]}" if explored.violation else ""
+            return VariantFound(variant.name, variant.breaks, found_by, f"{explored.states} states")
         for seed in range(seeds_max):
             world = make_world(variant.options, seed)
             violation = broken_by(world)

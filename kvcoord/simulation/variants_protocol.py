@@ -14,11 +14,14 @@ from kvcoord.protocol.group import GroupMachine
 from kvcoord.protocol.membership import Membership
 from kvcoord.protocol.messages import Completion, Decision
 from kvcoord.protocol.rank import RankMachine
-from kvcoord.protocol.rank_membership import RankMembership, RankState
+from kvcoord.protocol.rank_membership import RankState
 from kvcoord.protocol.rank_rounds import RankRounds
 from kvcoord.protocol.rank_stream import RankStream
 from kvcoord.protocol.stream import StreamTable
 from kvcoord.protocol.transfers import TransferTable
+from kvcoord.simulation.exploration import Scope
+from kvcoord.simulation.nodes import RankNode
+from kvcoord.simulation.rank import SimulatedRank
 from kvcoord.simulation.shape import Options
 from kvcoord.simulation.variant import Patch, Variant
 
@@ -178,16 +181,16 @@ def _activates_without_a_rank() -> list[Patch]:
 
 
 def _stays_with_two_coordinators() -> list[Patch]:
-    """A rank that has said Hello elsewhere still takes what it is told in its old epoch."""
-    original = RankMembership._move
+    """A rank that has said Hello elsewhere still takes what its old coordinator decides."""
 
-    def move(self: Any, index: int, now: float) -> Any:
-        effects = original(self, index, now)
-        if self.epoch:
-            self.state = RankState.ACTIVE
-        return effects
+    def any_connection(self: Any, peer: bytes) -> bool:
+        return True
 
-    return [(RankMembership, "_move", move)]
+    return [
+        *_old_decisions_are_taken(),
+        (RankNode, "is_current", any_connection),
+        (SimulatedRank, "is_current", any_connection),
+    ]
 
 
 def _takes_back_a_lost_rank() -> list[Patch]:
@@ -330,9 +333,9 @@ PROTOCOL_VARIANTS: Final = (
     ),
     Variant(
         name="two_coordinators",
-        breaks="a rank that has moved on still works in its old epoch",
+        breaks="a rank that has moved on still takes its old coordinator's decisions",
         make=_stays_with_two_coordinators,
-        options=Options(ranks=3, steps=24, fault_s=10.0, coordinators=2),
+        scope=Scope(name="two changes of coordinator", coordinators=2, suspect=2),
     ),
     Variant(
         name="next_life_taken_for_the_last",

@@ -143,3 +143,23 @@ def test_an_explained_option_says_type_default_and_variable() -> None:
     assert options["group.eviction"].type == "one of lru, lfu, priority"
     assert options["http"].type == "text or null"
     assert "group.pools[].page_bytes" in options
+
+
+@pytest.mark.parametrize(
+    ("field", "pool"),
+    [
+        ("pools.kv.parts", {"page_bytes": 64, "layers": 3, "parts": 3}),
+        ("pools.kv.stage_layers", {"page_bytes": 64, "layers": 3, "stage_layers": [3, 3, 3]}),
+        ("pools.stage_layers", {"page_bytes": 64, "layers": 3, "stage_layers": [3, 0]}),
+    ],
+)
+def test_a_shape_that_no_page_can_have_is_refused(field: str, pool: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        msgspec.convert({"pp": 2, "pools": [{"name": "kv", **pool}]}, GroupConfig)
+    assert caught.value.field == field
+
+
+def test_the_ranks_of_a_pipeline_stage_are_neighbours_and_have_its_layers() -> None:
+    pool = {"name": "kv", "page_bytes": 64, "layers": 3, "stage_layers": [4, 2]}
+    group = msgspec.convert({"pp": 2, "tp": 2, "world_size": 4, "pools": [pool]}, GroupConfig)
+    assert [group.pools[0].layers_of_stage(group.stage(rank)) for rank in range(4)] == [4, 4, 2, 2]

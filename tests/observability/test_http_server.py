@@ -91,7 +91,7 @@ async def test_every_route_answers_an_ordinary_client() -> None:
         assert (await asyncio.to_thread(get, server, "/status", "HEAD"))[2] == b""
         assert (await asyncio.to_thread(get, server, "/status", "DELETE"))[0] == 405
         status, _, body = await asyncio.to_thread(get, server, "/nowhere")
-        assert (status, body) == (404, b"no such route; there are: /config /healthz /metrics /readyz /status\n")
+        assert (status, body) == (404, b"no such route; there are: /config /events /healthz /metrics /readyz /status\n")
 
 
 async def test_metrics_read_as_prometheus_reads_them() -> None:

@@ -36,7 +36,8 @@ class Group:
 
     async def coordinator(self) -> None:
         """Starts the coordinator."""
-        self._coordinator = Coordinator(CoordinatorConfig(bind=[self.coordinator_address], http=None, recorder_dir=str(self.folder)))
+        config = CoordinatorConfig(bind=[self.coordinator_address], http=None, recorder_dir=str(self.folder))
+        self._coordinator = Coordinator(config)
         await self._coordinator.open()
         self._stack.push_async_callback(self._coordinator.close)
 

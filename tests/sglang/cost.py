@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from tests.sglang.engine import KVCOORD, STOCK, Engine
-from tests.sglang.world import Groups, run_ranks, values
+from tests.sglang.engine import KVCOORD, STOCK, Engine, Groups
+from tests.sglang.world import run_ranks, values
 
 STEP_S: Final = 0.005
 SKEW_S: Final = 0.001

@@ -104,6 +104,7 @@ class Engine:
         storage: str | None = None,
         storage_options: str | None = None,
         prefetch_policy: str = "best_effort",
+        attention_groups: tuple[Any, Any] = (None, None),
         **overrides: Any,
     ) -> None:
         groups = groups or Groups()
@@ -145,6 +146,8 @@ class Engine:
             token_to_kv_pool_allocator=self.allocator,
             page_size=page_size,
             tp_cache_group=groups.tp_group,
+            attn_tp_cache_group=attention_groups[0],
+            attn_cp_cache_group=attention_groups[1],
             pp_cache_group=groups.pp_group if groups.pp > 1 else None,
             pp_rank=groups.pp_rank,
             pp_size=groups.pp,

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from tests.sglang.engine import Engine
+from tests.sglang.engine import Engine, Groups
 from tests.sglang.slow import SlowCopies
-from tests.sglang.world import Groups, run_ranks, values
+from tests.sglang.world import run_ranks, values
 
 TOKENS = list(range(1000, 1064))
 OTHER = list(range(2000, 2064))

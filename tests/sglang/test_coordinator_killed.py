@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.sglang.engine import Engine
+from tests.sglang.engine import Engine, Groups
 from tests.sglang.stream import Faults, Report, Stream
-from tests.sglang.world import Groups, run_ranks, values
+from tests.sglang.world import run_ranks, values
 
 STEPS = 600
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.sglang.engine import KVCOORD, STOCK, Engine
-from tests.sglang.world import Groups, Result, agree, run_ranks
+from tests.sglang.engine import KVCOORD, STOCK, Engine, Groups
+from tests.sglang.world import Result, agree, run_ranks
 
 FIRST = list(range(1000, 1064))
 SECOND = list(range(2000, 2064))

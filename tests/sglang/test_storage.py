@@ -10,8 +10,8 @@ import pytest
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
 from sglang.srt.mem_cache.cpp_utils.native_hash import get_native_hash
 
-from tests.sglang.engine import KVCOORD, STOCK, Engine
-from tests.sglang.world import Groups, Result, agree, run_ranks, values
+from tests.sglang.engine import KVCOORD, STOCK, Engine, Groups
+from tests.sglang.world import Result, agree, run_ranks, values
 
 PAGE = 16
 TOKENS = list(range(1000, 1064))
@@ -83,7 +83,9 @@ class Stored:
         }
 
 
-def play(scenario: Callable[[Stored, int], Any], backend: str | None, policy: str, **shape: int) -> list[Result]:
+def play(
+    scenario: Callable[[Stored, int], Any], backend: str | None, policy: str, *, tp: int = 2, pp: int = 1
+) -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
 
         def on_rank(groups: Groups) -> Any:
@@ -92,7 +94,7 @@ def play(scenario: Callable[[Stored, int], Any], backend: str | None, policy: st
             stored.engine.close()
             return told
 
-        return run_ranks(on_rank, limit_s=12.0 if backend is STOCK else 40.0, **shape)
+        return run_ranks(on_rank, limit_s=12.0 if backend is STOCK else 40.0, tp=tp, pp=pp)
 
 
 def fetched(stored: Stored, _: int) -> Any:
@@ -178,10 +180,15 @@ def test_the_prefix_that_every_ranks_store_has_is_used() -> None:
     assert first["hit"] == 48
 
 
+def _late_and_empty(*_: Any) -> int:
+    time.sleep(1.0)
+    return 0
+
+
 def a_store_that_never_answers_on_one_rank(stored: Stored, rank: int) -> Any:
     """Both clocks run out; the request is admitted on both ranks at the same step."""
     if rank == 1:
-        stored.engine.controller.page_get_func = lambda *_: time.sleep(1.0) or 0
+        stored.engine.controller.page_get_func = _late_and_empty
     stored.engine.step(3)
     stored.prefetch()
     return stored.progress(), stored.cache.pop_prefetch_loaded_tokens(stored.handle)

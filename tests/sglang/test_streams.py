@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.sglang.engine import KVCOORD, STOCK, Engine
+from tests.sglang.engine import KVCOORD, STOCK, Engine, Groups
 from tests.sglang.stream import Faults, Report, Stream
-from tests.sglang.world import Groups, run_ranks, values
+from tests.sglang.world import run_ranks, values
 
 STEPS = 300
 SEEDS = int(os.environ.get("STREAM_SEEDS", "3"))

@@ -5,52 +5,21 @@ looks at this rank's free list, finished copies, storage or clock, and where it 
 is overridden, and what is used besides, is listed in `contract` and checked when the engine starts.
 """
 
-import os
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any, NoReturn
 
-import msgspec
 from sglang.srt.mem_cache.unified_cache.cache_action import BackupKV
+from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvcoord.domain import OperationKind, Reason
 from kvcoord.errors import InvariantBroken, TransferFailed
-from kvcoord.integrations.sglang.capacity import POOLS, Capacity
-from kvcoord.integrations.sglang.copies import Copies
-from kvcoord.integrations.sglang.rounds import EVENTS_KEPT, Membership, Rounds
-from kvcoord.integrations.sglang.settings import read_settings
-from kvcoord.integrations.sglang.storage import Storage
-from kvcoord.integrations.sglang.support import lag_min, refuse_unsupported, settings_fingerprint
-from kvcoord.integrations.sglang.topology import embedded_address, read_topology
-from kvcoord.integrations.sglang.writes import Writes
-from kvcoord.protocol.digest import Digest
+from kvcoord.integrations.sglang.agreement import Agreement, broken_promise, join, never_none
+from kvcoord.integrations.sglang.support import refuse_unsupported
 from kvcoord.protocol.messages import Completion, Verdict
-from kvcoord.runtime.member import Member
 
 _MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 _MASK = (1 << 64) - 1
-
-
-class Agreement:
-    """The parts of one cache's agreement, joined to its group."""
-
-    def __init__(self, cache: "KvcoordRadixCache", member: Membership, digest: Digest, lag: int) -> None:
-        allocator = cache.token_to_kv_pool_allocator
-        host = cache.cache_controller.mem_pool_host
-        self.rounds = Rounds(member, digest, lag)
-        self.capacity = Capacity(lag, allocator.available_size, host.available_size)
-        self.outgoing = Copies(self.rounds)
-        self.incoming = Copies(self.rounds)
-        self.writes = Writes(cache, self.rounds, self.capacity, self.outgoing)
-        self.storage = Storage(cache, self.rounds)
-        counted = self.capacity.now()
-        self.capacity.begin(counted, member.open(counted))
-
-    def reset(self) -> None:
-        for part in (self.writes, self.outgoing, self.incoming, self.storage):
-            part.reset()
-        self.rounds.begin_life()
 
 
 class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
@@ -65,39 +34,17 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         """SGLang's own set-up, then the group. Raises UsageError for a configuration that is not supported."""
         super().init_hicache(server_args, params)
         refuse_unsupported(self, server_args)
-        self._join(server_args, params)
+        self.agreement = join(self, server_args, params)
         self._watch_allocations()
-
-    def _join(self, server_args: Any, params: Any) -> None:
-        topology = read_topology(params)
-        found = read_settings(
-            os.environ, topology, lag_min=lag_min(server_args, topology), suffix=_group_suffix(server_args)
-        )
-        config = found.config
-        if "coordinators" not in found.sources:
-            address = embedded_address(topology, params)
-            config = msgspec.structs.replace(config, coordinators=[address], embed_coordinator=True)
-        fingerprint = {
-            **settings_fingerprint(self, server_args),
-            "kvcoord": version("kvcoord"),
-            "world_size": topology.world_size,
-            "tp": topology.tp,
-            "pp": topology.pp,
-            "cp": topology.cp,
-            "lag": config.group.lag,
-            "pools": ",".join(POOLS),
-        }
-        digest = Digest(EVENTS_KEPT)
-        member = Member(config, fingerprint, events=digest.log)
-        self.agreement = Agreement(self, member, digest, config.group.lag)
 
     def _watch_allocations(self) -> None:
         """Shows SGLang the agreed free count, and lets no allocation that the group counts on fail in silence."""
         agreed = self._agreed
         self.token_to_kv_pool_allocator.available_size = agreed.capacity.device_available
         controller = self.cache_controller
-        controller.load = _never_none("load-back", controller.load)
+        controller.load = never_none("load-back", controller.load)
         controller.allocate_storage_hit = self._allocate_storage_hit
+        self._limit_prefetch()
 
     @property
     def _agreed(self) -> Agreement:
@@ -179,7 +126,7 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             self._agreed.capacity.take_host(slots)
             written = super()._execute_and_commit_kv_backup(BackupKV([node_id]), write_back=True)
             if not written:
-                _broken_promise("write-back", slots)
+                broken_promise("write-back", slots)
         return written
 
     def make_host_room(self, slots: int) -> bool:
@@ -190,9 +137,9 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             self.evict_host(short)
         return capacity.host_available() >= slots
 
-    def evict_host(self, num_tokens: int, *component: Any) -> int:
+    def evict_host(self, num_tokens: int, component_type: Any = BASE_COMPONENT_TYPE) -> int:
         """Called at the same point with the same number on every rank, so the same nodes go."""
-        evicted: int = super().evict_host(num_tokens, *component)
+        evicted: int = super().evict_host(num_tokens, component_type)
         if self.agreement is not None and evicted:
             self.agreement.capacity.return_host(evicted)
             self.agreement.rounds.event(f"evict-host {num_tokens} {evicted}")
@@ -211,7 +158,7 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         self._agreed.capacity.take_host(slots)
         backup = super().backup_kv_cache(req)
         if backup is None:
-            _broken_promise("retraction", slots)
+            broken_promise("retraction", slots)
         return backup
 
     # --- load-back and eviction -----------------------------------------------------------------------------------
@@ -276,7 +223,7 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         capacity.take_host(slots)
         host_slots = self.cache_controller.alloc_prefetch_host_buffers(operation, slots)
         if host_slots is None:
-            _broken_promise("storage prefetch", slots)
+            broken_promise("storage prefetch", slots)
         return host_slots, slots
 
     def _can_terminate_prefetch(self, operation: Any) -> bool:
@@ -292,6 +239,30 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         operation = self.ongoing_prefetch[request].operation
         super()._retire_ongoing_prefetch(request, host_indices, extra_pools)
         self._agreed.storage.forget(operation)
+
+    def _limit_prefetch(self) -> None:
+        """SGLang limits what is fetched at once by the size of this rank's host pool: here by the smallest of all."""
+        if self.enable_storage:
+            controller = self.cache_controller
+            controller.prefetch_capacity_limit = min(
+                controller.prefetch_capacity_limit, self._agreed.capacity.host_slots // 2
+            )
+
+    def attach_storage_backend(self, storage_backend: str, *arguments: Any, **options: Any) -> tuple[bool, str]:
+        """As SGLang does, but for a change of the write policy: writes of the old one may still be voted on."""
+        policy = arguments[3] if len(arguments) > 3 else options.get("hicache_write_policy")
+        if policy not in (None, self.cache_controller.write_policy):
+            return False, f"kvcoord cannot change hicache_write_policy to {policy} at run time: restart with that flag"
+        done, said = super().attach_storage_backend(storage_backend, *arguments, **options)
+        self._limit_prefetch()
+        return done, said
+
+    def detach_storage_backend(self) -> tuple[bool, str]:
+        """As SGLang does. What was open is forgotten; SGLang detaches when nothing is."""
+        done, said = super().detach_storage_backend()
+        if self.agreement is not None:
+            self.agreement.storage.reset()
+        return done, said
 
     def _log_storage_metrics(self) -> None:
         statistics = self.cache_controller.storage_backend.get_stats()
@@ -321,29 +292,3 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
 
     def _pp_sync(self, data: Any) -> NoReturn:
         raise InvariantBroken("the scheduler thread uses no collective", "_pp_sync was called")
-
-
-def _group_suffix(server_args: Any) -> str:
-    """With data-parallel attention every data-parallel rank has a scheduler, and so a group, of its own."""
-    if not server_args.enable_dp_attention:
-        return ""
-    from sglang.srt.runtime_context import get_parallel
-
-    return f"-dp{get_parallel().attn_dp_rank}"
-
-
-def _never_none(what: str, allocate: Callable[..., Any]) -> Callable[..., Any]:
-    """An allocation that the agreed capacity covers. That it fails breaks an invariant; no rank lives with it alone."""
-
-    def allocated(*args: Any, **options: Any) -> Any:
-        result = allocate(*args, **options)
-        if result is None:
-            _broken_promise(what, len(options.get("host_indices", ())))
-        return result
-
-    return allocated
-
-
-def _broken_promise(what: str, slots: int) -> NoReturn:
-    detail = f"{what} of {slots} slots is covered by the agreed capacity and failed on this rank"
-    raise InvariantBroken("what is covered can be allocated on every rank", detail)

@@ -29,6 +29,8 @@ class Capacity:
         self._device_free = device_free
         self._host_free = host_free
         self._device_surplus = 0
+        self.host_slots = 0
+        """Host slots of the rank that has fewest."""
         self._counted: deque[tuple[int, int]] = deque(maxlen=lag + 2)
 
     def now(self) -> list[int]:
@@ -38,6 +40,7 @@ class Capacity:
     def begin(self, counted: Sequence[int], agreed: Sequence[int]) -> None:
         """The group begins: what this rank counted, and the smallest counts of all ranks."""
         self.ledger.begin(agreed)
+        self.host_slots = agreed[_HOST]
         self._device_surplus = counted[_DEVICE] - agreed[_DEVICE]
 
     def device_available(self) -> int:

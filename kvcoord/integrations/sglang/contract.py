@@ -47,6 +47,7 @@ HOOKS: Final[Mapping[str, tuple[str, ...]]] = {
         *("UnifiedRadixCache._can_terminate_prefetch", "UnifiedRadixCache._prefetch_deadline_expired"),
         *("UnifiedRadixCache._start_storage_prefetch_wait", "UnifiedRadixCache._handle_prefetch_result"),
         *("UnifiedRadixCache._retire_ongoing_prefetch", "UnifiedRadixCache.revoke_pending_prefetch"),
+        *("UnifiedRadixCache.attach_storage_backend", "UnifiedRadixCache.detach_storage_backend"),
         *("UnifiedRadixCache.write_backup_storage", "UnifiedRadixCache.query_storage_hit_length"),
     ),
     "srt/mem_cache/unified_cache/unified_tree_core_interface.py": (

@@ -40,6 +40,7 @@ class Copies:
 
     def report(self, running: AckList) -> None:
         """Acks every operation whose last copy has ended here since the last call."""
+        self._reported = min(self._reported, len(running))
         while self._reported < len(running) and running[self._reported].finish_event.query():
             for node in running[self._reported].node_ids:
                 operation = self._operations.get(node)

@@ -39,7 +39,8 @@ class ReadyQueue:
         """The group's word on an entry. False: it is none of this queue's."""
         if not operation.startswith(f"{self._kind}/"):
             return False
-        self._complete.add(operation)
+        if operation.startswith(f"{self._kind}/{self._rounds.life}/"):
+            self._complete.add(operation)
         return True
 
     def take_agreed(self) -> int:

@@ -77,5 +77,14 @@ def settings_fingerprint(cache: Any, arguments: Any) -> dict[str, str | int]:
     }
 
 
+def group_suffix(arguments: Any) -> str:
+    """With data-parallel attention every data-parallel rank has a scheduler, and so a group, of its own."""
+    if not arguments.enable_dp_attention:
+        return ""
+    from sglang.srt.runtime_context import get_parallel
+
+    return f"-dp{get_parallel().attn_dp_rank}"
+
+
 def _refuse(field: str, value: object, fix: str) -> None:
     raise UsageError(field, value, fix)

@@ -1,0 +1,96 @@
+"""One cache's place in its group: joining it, and the parts that then agree for the cache."""
+
+import logging
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any, NoReturn
+
+import msgspec
+
+from kvcoord.errors import InvariantBroken
+from kvcoord.integrations.sglang.capacity import POOLS, Capacity
+from kvcoord.integrations.sglang.copies import Copies
+from kvcoord.integrations.sglang.rounds import EVENTS_KEPT, Membership, Rounds
+from kvcoord.integrations.sglang.settings import read_settings
+from kvcoord.integrations.sglang.storage import Storage
+from kvcoord.integrations.sglang.support import group_suffix, lag_min, settings_fingerprint
+from kvcoord.integrations.sglang.topology import embedded_address, read_topology
+from kvcoord.integrations.sglang.writes import Writes
+from kvcoord.protocol.digest import Digest
+from kvcoord.runtime.member import Member
+
+log = logging.getLogger(__name__)
+
+Cache = Any
+"""A KvcoordRadixCache. Not imported: it imports this module."""
+
+
+class Agreement:
+    """The parts of one cache's agreement, joined to its group."""
+
+    def __init__(self, cache: Cache, member: Membership, digest: Digest, lag: int) -> None:
+        allocator = cache.token_to_kv_pool_allocator
+        host = cache.cache_controller.mem_pool_host
+        self.rounds = Rounds(member, digest, lag)
+        self.capacity = Capacity(lag, allocator.available_size, host.available_size)
+        self.outgoing = Copies(self.rounds)
+        self.incoming = Copies(self.rounds)
+        self.writes = Writes(cache, self.rounds, self.capacity, self.outgoing)
+        self.storage = Storage(cache, self.rounds)
+        counted = self.capacity.now()
+        self.capacity.begin(counted, member.open(counted))
+
+    def reset(self) -> None:
+        for part in (self.writes, self.outgoing, self.incoming, self.storage):
+            part.reset()
+        self.rounds.begin_life()
+
+
+def join(cache: Cache, server_args: Any, params: Any) -> Agreement:
+    """Joins the group of this rank; every rank of it calls this at the same point of its start.
+
+    Raises ConfigError or UsageError for settings that cannot work, JoinRefused when ranks have different ones,
+    GroupLost when some of them do not come.
+    """
+    topology = read_topology(params)
+    lag, suffix = lag_min(server_args, topology), group_suffix(server_args)
+    found = read_settings(os.environ, topology, lag_min=lag, suffix=suffix)
+    config = found.config
+    if "coordinators" not in found.sources:
+        address = embedded_address(topology, params)
+        config = msgspec.structs.replace(config, coordinators=[address], embed_coordinator=True)
+    fingerprint = {
+        **settings_fingerprint(cache, server_args),
+        "kvcoord": version("kvcoord"),
+        "world_size": topology.world_size,
+        "tp": topology.tp,
+        "pp": topology.pp,
+        "cp": topology.cp,
+        "lag": config.group.lag,
+        "pools": ",".join(POOLS),
+    }
+    where = "embedded in rank 0" if config.embed_coordinator else ", ".join(config.coordinators)
+    log.info(
+        "kvcoord: rank %d of %d joins group %s, lag %d, coordinator %s",
+        *(topology.rank, topology.world_size, config.group.name, config.group.lag, where),
+    )
+    digest = Digest(EVENTS_KEPT)
+    return Agreement(cache, Member(config, fingerprint, events=digest.log), digest, config.group.lag)
+
+
+def never_none(what: str, allocate: Callable[..., Any]) -> Callable[..., Any]:
+    """An allocation that the agreed capacity covers. That it fails breaks an invariant; no rank lives with it alone."""
+
+    def allocated(*args: Any, **options: Any) -> Any:
+        result = allocate(*args, **options)
+        if result is None:
+            broken_promise(what, len(options.get("host_indices", ())))
+        return result
+
+    return allocated
+
+
+def broken_promise(what: str, slots: int) -> NoReturn:
+    detail = f"{what} of {slots} slots is covered by the agreed capacity and failed on this rank"
+    raise InvariantBroken("what is covered can be allocated on every rank", detail)

@@ -1,0 +1,117 @@
+"""What is not supported is refused at start, with a sentence; what SGLang changed is named."""
+
+import sysconfig
+import types
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang.srt.mem_cache.registry import registered_radix_cache_backends
+
+from kvcoord.errors import UsageError
+from kvcoord.integrations.sglang import contract, support
+from kvcoord.integrations.sglang.plugin import BACKEND, register
+from tests.sglang.engine import Engine, Groups
+from tests.sglang.world import run_ranks
+
+
+def test_the_backend_is_registered_under_its_name() -> None:
+    assert BACKEND in registered_radix_cache_backends()
+
+
+def test_sglang_finds_the_plugin_by_its_entry_point() -> None:
+    (installed,) = distributions(name="kvcoord", path=[sysconfig.get_path("purelib")])
+    (entry,) = installed.entry_points.select(group="sglang.srt.plugins")
+    assert (entry.name, entry.load()) == (BACKEND, register)
+
+
+def test_the_installed_sglang_is_the_one_that_the_integration_was_written_against() -> None:
+    contract.check_contract()
+
+
+def test_another_release_is_refused_with_those_that_are_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract, "_installed_version", lambda: "0.5.24")
+    with pytest.raises(UsageError, match=r"0\.5\.24.*supports SGLang 0\.5\.23"):
+        contract.check_contract()
+
+
+def changed_source(old: str, new: str) -> list[str]:
+    """What the contract says of an installation in which one text differs."""
+
+    def read(file: str) -> str | None:
+        text = contract.read_installed(file)
+        return None if text is None else text.replace(old, new)
+
+    return contract.changes(contract._recorded(), read)
+
+
+def test_a_hook_that_is_gone_is_named() -> None:
+    (line, *_) = changed_source("def loading_check(", "def check_loading(")
+    assert "UnifiedRadixCache.loading_check is not there any more" in line
+
+
+def test_a_hook_with_another_signature_is_named_with_both() -> None:
+    found = changed_source("def flush_pending_backups(self)", "def flush_pending_backups(self, force)")
+    assert any("flush_pending_backups was (self) and is (self, force)" in line for line in found)
+
+
+def test_a_hook_with_another_body_is_named() -> None:
+    found = changed_source("self._drain_async_work()", "self._drain_async_works()")
+    assert any("check_hicache_events has another body" in line for line in found)
+
+
+def test_a_file_that_is_gone_is_named() -> None:
+    (line, *_) = contract.changes(contract._recorded(), lambda file: None)
+    assert "is not there any more" in line
+
+
+def test_a_folder_that_holds_the_package_can_be_checked(tmp_path: Path) -> None:
+    assert contract.main([str(tmp_path)]) == 1
+
+
+def context(**values: Any) -> Any:
+    """SGLang's build context of a plain engine, but for these values."""
+    arguments = types.SimpleNamespace(
+        disaggregation_mode="null", **{name: value for name, value in values.items() if name.startswith("enable_lm")}
+    )
+    plain = {
+        "server_args": arguments,
+        "disable_radix_cache": False,
+        "enable_hierarchical_cache": True,
+        "is_hybrid_swa": False,
+        "is_hybrid_ssm": False,
+    }
+    return types.SimpleNamespace(**{**plain, **values})
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"disable_radix_cache": True}, "leaves nothing to agree on"),
+        ({"enable_hierarchical_cache": False}, "add --enable-hierarchical-cache"),
+        ({"is_hybrid_swa": True}, "sliding-window"),
+        ({"is_hybrid_ssm": True}, "mamba"),
+        ({"enable_lmcache": True}, "has a cache of its own"),
+        ({"server_args": types.SimpleNamespace(disaggregation_mode="decode")}, "disaggregation"),
+    ],
+)
+def test_what_is_not_supported_is_refused_with_what_to_do(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        support.refuse_before_building(context(**values))
+
+
+def test_a_plain_engine_is_not_refused() -> None:
+    support.refuse_before_building(context())
+
+
+def test_ranks_with_different_write_policies_are_refused_by_name() -> None:
+    def on_rank(groups: Groups) -> None:
+        Engine(groups, write_policy=("write_through", "write_back")[groups.rank])
+
+    errors = [result.error for result in run_ranks(on_rank, limit_s=50.0, environment={"KVCOORD_CONFIG": SHORT})]
+    assert any("JoinRefused" in error and "hicache_write_policy" in error for error in errors)
+
+
+SHORT = str(Path(__file__).with_name("short.yaml"))
+"""Limits for a group that never comes together."""
