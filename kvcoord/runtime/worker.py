@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVarTuple
 
 import msgspec
@@ -29,7 +30,6 @@ from kvcoord.protocol.local import (
     LOCAL_VERSION,
     Acquired,
     Answer,
-    Answers,
     Call,
     Failed,
     FromEngine,
@@ -47,10 +47,11 @@ from kvcoord.runtime.alarm import Alarm
 from kvcoord.runtime.copies import Copies
 from kvcoord.runtime.dumps import Dumps
 from kvcoord.runtime.recording import RankRecording
+from kvcoord.runtime.sessions import NOBODY, Sessions
 from kvcoord.runtime.uplink import Uplink, link_limits
 from kvcoord.runtime.worker_status import worker_snapshot
-from kvcoord.transport.link import SendResult, Transport
-from kvcoord.transport.unix import UnixListener, UnixTransport
+from kvcoord.transport.link import Transport
+from kvcoord.transport.unix import UnixTransport
 
 log = logging.getLogger(__name__)
 
@@ -87,16 +88,12 @@ class Worker:
         self._local = local
         self._make_machine = make_machine
         self._limits = link_limits(config)
-        self._listener: UnixListener | None = None
+        self._sessions = Sessions(self._limits, partial(self._ignore, "session_full"))
         self._alarm = Alarm(self._loop, self._rang)
         self._engine_decoder: Decoder[FromEngine] = Decoder(FromEngine, config.limits.message_bytes_max)
         self._decoder = coordinator_decoder(config.limits.message_bytes_max)
-        self._sessions: dict[int, bytes] = {}
-        self._numbers: dict[bytes, int] = {}
-        self._next_session = 1
-        self._engine_session = 0
+        self._engine_session = NOBODY
         self._model = ""
-        self._answers: dict[int, list[tuple[int, Answer]]] = {}
         self._transfers: dict[OperationId, Transfer | None] = {}
         """Copies under way; None for one that could not start."""
         self._watchers: set[asyncio.Task[None]] = set()
@@ -112,9 +109,7 @@ class Worker:
     async def open(self) -> None:
         """Serves the engine and joins the group. Raises ConfigError when an address or a GPU cannot be used."""
         await self.copies.open()
-        self._listener = await self._local.open_listener(
-            self.config.listen, on_batch=self._asked, on_lost=self._lost, limits=self._limits
-        )
+        await self._sessions.open(self._local, self.config.listen, self._asked, self._lost)
         self._perform(self.machine.start(self._loop.time()))
         self._flush()
 
@@ -129,12 +124,12 @@ class Worker:
         await self.copies.close()
         self.machine.cache.abandon()
         await self.uplink.close()
-        if self._listener is not None:
-            await self._listener.close()
+        await self._sessions.close()
 
     @property
     def address(self) -> str:
-        return self._listener.address if self._listener is not None else self.config.listen
+        """Where the engine connects to."""
+        return self._sessions.address or self.config.listen
 
     def snapshot(self) -> WorkerSnapshot:
         """What this worker shows of itself."""
@@ -160,12 +155,12 @@ class Worker:
         now = self._loop.time()
         self._held = []
         for peer, payload in batch:
-            session = self._session(peer)
+            session = self._sessions.number(peer)
             try:
                 message = self._engine_decoder.decode(payload)
             except FrameError as error:
                 self._ignore(type(error).__name__)
-                self._reject(session, error)
+                self._sessions.answer(session, NOBODY, failed(error))
                 continue
             for number, call in message.calls:
                 self.calls += 1
@@ -179,7 +174,7 @@ class Worker:
         except KvcoordError as error:
             answer = failed(error)
         if answer is not None:
-            self._answers.setdefault(session, []).append((number, answer))
+            self._sessions.answer(session, number, answer)
             return
         self._perform(self.machine.call(session, number, call, now))
 
@@ -190,7 +185,7 @@ class Worker:
                 raise UsageError("version", call.version, f"this worker speaks {LOCAL_VERSION}: use the same release")
             return self._opened()
         if isinstance(call, Register):
-            if self._engine_session not in (0, session):
+            if self._engine_session not in (NOBODY, session):
                 raise UsageError("session", session, "another engine is connected to this worker: close it first")
             answer = self.copies.register(call)
             self._engine_session, self._model = session, call.model
@@ -218,27 +213,13 @@ class Worker:
             [pool.parts for pool in group.pools],
         )
 
-    def _session(self, peer: bytes) -> int:
-        session = self._numbers.get(peer)
-        if session is None:
-            session = self._numbers[peer] = self._next_session
-            self._sessions[session] = peer
-            self._next_session += 1
-        return session
-
-    def _reject(self, session: int, error: FrameError) -> None:
-        """Bytes that are no calls: the engine is told, as far as there is a call to answer (number 0: none)."""
-        self._answers.setdefault(session, []).append((0, failed(error)))
-
     def _lost(self, peer: bytes, cause: str) -> None:
-        session = self._numbers.pop(peer, None)
+        session = self._sessions.forget(peer)
         if session is None:
             return
-        del self._sessions[session]
-        self._answers.pop(session, None)
         self.machine.closed(session)
         if session == self._engine_session:
-            self._engine_session = 0
+            self._engine_session = NOBODY
             log.info("engine gone: %s", cause)
             self.copies.unregister()
             if not self._leaving:
@@ -316,7 +297,7 @@ class Worker:
         """Tells a session about each layer of a load-back that it did not wait for."""
         transfer = self._transfers[operation]
         if transfer is None:
-            self._send(session, Landed(operation, 0, "the copy could not start"))
+            self._sessions.tell(session, Landed(operation, 0, "the copy could not start"))
             return
         task = self._loop.create_task(self._tell_layers(session, transfer))
         self._watchers.add(task)
@@ -326,9 +307,9 @@ class Worker:
         try:
             for layer in range(transfer.layer_count):
                 await transfer.layer(layer)
-                self._send(session, Landed(transfer.name, layer + 1))
+                self._sessions.tell(session, Landed(transfer.name, layer + 1))
         except KvcoordError as error:
-            self._send(session, Landed(transfer.name, transfer.layers_landed, str(error)))
+            self._sessions.tell(session, Landed(transfer.name, transfer.layers_landed, str(error)))
 
     # --- effects --------------------------------------------------------------------------------------------------
 
@@ -336,8 +317,7 @@ class Worker:
         for effect in effects:
             if isinstance(effect, Reply):
                 self._recording.performed(effect)
-                if effect.session in self._sessions:
-                    self._answers.setdefault(effect.session, []).append((effect.call, effect.answer))
+                self._sessions.answer(effect.session, effect.call, effect.answer)
             elif isinstance(effect, SendUp):
                 self._recording.message(effect.message)
                 if self._held is None:
@@ -348,6 +328,7 @@ class Worker:
                 self._recording.performed(effect)
                 self._transfers[effect.operation] = self.copies.start(effect)
             elif isinstance(effect, Attach):
+                self._send_held()
                 self.uplink.attach(effect.index, self.incarnation)
             else:
                 self._note(effect)
@@ -376,46 +357,17 @@ class Worker:
 
     def _flush(self) -> None:
         """Sends everything that became known in this wake-up, one message to each session; then what can wait."""
-        answers, self._answers = self._answers, {}
-        for session, known in answers.items():
-            self._send_answers(session, known)
-            for _, answer in known:
-                if isinstance(answer, Acquired | Loaded) and answer.operation in self._transfers:
-                    self._watch(session, answer.operation)
+        for session, answer in self._sessions.flush():
+            if isinstance(answer, Acquired | Loaded) and answer.operation in self._transfers:
+                self._watch(session, answer.operation)
         self._alarm.set(self.machine.deadline())
         self._recording.caught_up(self.machine.cache.state.digest)
 
     def _send_held(self) -> None:
-        """Sends what an engine's calls have brought about to the coordinator."""
+        """Sends what an engine's calls have brought about: to the coordinator that it was meant for."""
         held, self._held = self._held, None
         for message in held or ():
             self.uplink.send(encode(message))
-
-    def _send_answers(self, session: int, known: list[tuple[int, Answer]]) -> None:
-        """All of them in one message, or in as many as the size limit asks for."""
-        payload = encode(Answers(known))
-        size_bytes_max = self.config.limits.message_bytes_max
-        if len(payload) <= size_bytes_max:
-            self._send_payload(session, payload)
-        elif len(known) > 1:
-            half = len(known) // 2
-            self._send_answers(session, known[:half])
-            self._send_answers(session, known[half:])
-        else:
-            fix = f"is longer than message_bytes_max={size_bytes_max}: ask for less, or raise it on both ends"
-            self._send_answers(session, [(known[0][0], failed(UsageError("answer", len(payload), fix)))])
-
-    def _send(self, session: int, message: Landed) -> None:
-        self._send_payload(session, encode(message))
-
-    def _send_payload(self, session: int, payload: bytes) -> None:
-        peer = self._sessions.get(session)
-        if peer is None or self._listener is None:
-            return
-        if self._listener.send(peer, payload) is SendResult.FULL:
-            log.error("session %d does not read its answers: its connection is closed", session)
-            self._ignore("session_full")
-            self._listener.drop(peer)
 
     def _safely(self, act: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
         """A machine that raised is not asked again: what it holds cannot be trusted, and the process ends with why."""

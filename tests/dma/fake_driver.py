@@ -73,6 +73,7 @@ class FakeDriver:
         self._counts: dict[str, int] = {}
         self._random = random.Random(self.seed)
         self._records: dict[Event, Work] = {}
+        self._originals: dict[Event, Event] = {}
         self._names = iter(range(1, 1 << 31))
         self._lock = threading.RLock()
         self._permits: threading.Semaphore | None = None
@@ -133,11 +134,11 @@ class FakeDriver:
         assert event in self.events
         work = Work("record", stream, event)
         self._put(work)
-        self._records[event] = work
+        self._records[self._originals.get(event, event)] = work
 
     def wait(self, stream: Stream, event: Event) -> None:
         number = self._call("wait")
-        marked = self._records.get(event)
+        marked = self._records.get(self._originals.get(event, event))
         if number not in self.waits_ignored:
             self._put(Work("wait", stream, event, marked))
 
@@ -215,9 +216,11 @@ class FakeDriver:
         return event.to_bytes(HANDLE_BYTES, "little")
 
     def open_event(self, handle: bytes) -> Event:
-        event = Event(int.from_bytes(handle, "little"))
-        if event not in self.events:
+        original = Event(int.from_bytes(handle, "little"))
+        if original not in self.events:
             raise DriverCallFailed("open_event", 201, "the owner is gone")
+        event = self.make_event(shared=True)
+        self._originals[event] = original
         return event
 
     # --- the GPU --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kvcoord.client.registration import adopt, geometries_of, register_of
-from kvcoord.config import GroupConfig, WorkerConfig
+from kvcoord.config import GroupConfig, WorkerConfig, group_fingerprint
 from kvcoord.controller.effects import StartCopy
 from kvcoord.domain import OperationId, Reason, Tier
 from kvcoord.errors import ConfigError, PeerUnavailable, UsageError
@@ -52,22 +52,19 @@ class Sidecar:
     """Copies, and what was said of their ends."""
 
     def __init__(self, config: WorkerConfig, driver: FakeDriver | None = None) -> None:
-        self.ends: dict[OperationId, Reason | None] = {}
+        self.ends: dict[OperationId, asyncio.Future[Reason | None]] = {}
         self.closed = 0
         self._driver = driver
         self.copies = Copies(config, asyncio.get_running_loop(), self._ended, self._make_driver)
 
-    async def copy(
-        self, name: str, source: Tier, source_slots: list[int], destination_slots: list[int]
-    ) -> Reason | None:
+    async def copy(self, name: str, source: Tier, source_slot: int, destination_slot: int) -> Reason | None:
+        """One page, in every pool."""
         pools = len(self.copies._config.group.pools)
-        self.copies.start(StartCopy(name, source, (source_slots,) * pools, (destination_slots,) * pools))
-        while name not in self.ends:
-            await asyncio.sleep(0.001)
-        return self.ends[name]
+        self.copies.start(StartCopy(name, source, ([source_slot],) * pools, ([destination_slot],) * pools))
+        return await self.ends.setdefault(name, asyncio.get_running_loop().create_future())
 
     def _ended(self, operation: OperationId, error: Reason | None) -> None:
-        self.ends[operation] = error
+        self.ends.setdefault(operation, asyncio.get_running_loop().create_future()).set_result(error)
 
     def _make_driver(self, number: int) -> tuple[Driver, Callable[[], None]]:
         if self._driver is None:
@@ -116,11 +113,11 @@ async def test_a_gpus_pages_go_to_pinned_host_memory_and_back_ordered_by_the_eng
         plane_ranges = [(plane, PAGES * geometry.plane_bytes) for plane in pages.planes]
         driver.kernel(computing, writes=plane_ranges, act=lambda: fill(driver, pages, 2, b"two"))
         shared.computed(computing)
-        assert await sidecar.copy("write/1", Tier.DEVICE, [2], [5]) is None
+        assert await sidecar.copy("write/1", Tier.DEVICE, 2, 5) is None
         shared.wait_written(computing)
         driver.kernel(computing, writes=plane_ranges, act=lambda: fill(driver, pages, 2, b"gone"))
         shared.computed(computing)
-        assert await sidecar.copy("load/1", Tier.HOST, [5], [7]) is None
+        assert await sidecar.copy("load/1", Tier.HOST, 5, 7) is None
         for layer in range(3):
             shared.wait_layer(computing, layer)
         driver.kernel(computing, reads=plane_ranges)
@@ -130,7 +127,7 @@ async def test_a_gpus_pages_go_to_pinned_host_memory_and_back_ordered_by_the_eng
         assert races(driver.log) == []
         sidecar.copies.unregister()
         assert driver.opened == []
-        assert await sidecar.copy("write/2", Tier.DEVICE, [2], [5]) is Reason.SOURCE_GONE
+        assert await sidecar.copy("write/2", Tier.DEVICE, 2, 5) is Reason.SOURCE_GONE
     await sidecar.copies.close()
     assert driver.registered == {}
     assert set(driver.streams) == {computing}
@@ -143,10 +140,10 @@ async def test_a_page_that_changed_on_the_host_is_a_failed_copy() -> None:
     await sidecar.copies.open()
     with SharedPages.create(geometries_of(info_of(config))[0], PAGES) as pages:
         assert isinstance(sidecar.copies.register(register_of([pages], info_of(config))), Done)
-        assert await sidecar.copy("write/1", Tier.DEVICE, [2], [5]) is None
-        assert await sidecar.copy("load/1", Tier.HOST, [5], [3]) is None
+        assert await sidecar.copy("write/1", Tier.DEVICE, 2, 5) is None
+        assert await sidecar.copy("load/1", Tier.HOST, 5, 3) is None
         sidecar.copies._host[0].view(2, 5, 1)[0] ^= 1
-        assert await sidecar.copy("load/2", Tier.HOST, [5], [3]) is Reason.COPY_FAILED
+        assert await sidecar.copy("load/2", Tier.HOST, 5, 3) is Reason.COPY_FAILED
         await sidecar.copies.close()
 
 
@@ -182,7 +179,7 @@ async def test_memory_of_the_wrong_kind_is_refused_with_the_option_to_set() -> N
             with pytest.raises(UsageError):
                 sidecar.copies.register(register_of(memory, info))
             await sidecar.copies.close()
-        with pytest.raises(UsageError, match="copies.engine=cuda"):
+        with pytest.raises(UsageError, match=r"copies\.engine=cuda"):
             adopt(device, None)
 
 
@@ -236,8 +233,6 @@ async def test_a_stage_without_a_layer_of_a_pool_copies_the_others(tmp_path: Pat
 
 
 def test_layers_of_the_stages_are_part_of_what_all_ranks_must_have_in_common() -> None:
-    from kvcoord.config import group_fingerprint
-
     config = msgspec.convert({"pp": 2, "pools": [KV, DRAFT]}, GroupConfig)
     fields = group_fingerprint(config)
     assert (fields["pools.kv.parts"], fields["pools.draft.stage_layers"]) == (2, "0,1")

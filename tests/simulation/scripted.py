@@ -132,7 +132,11 @@ class Script:
         self.step = 0
         if joined:
             self.pass_time(1.0)
-            assert all(rank.machine.active for rank in self.ranks)
+            assert self.joined()
+
+    def joined(self) -> bool:
+        """Whether the group works on every rank."""
+        return all(rank.alive and rank.machine.active for rank in self.ranks)
 
     @property
     def ranks(self) -> list[SimulatedRank]:
