@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from kvcoord.config.group import AgreementMode, EvictionPolicy, GroupConfig, group_fingerprint
+from kvcoord.config.limits import Limits
 from kvcoord.config.process import WorkerConfig
 from kvcoord.controller.cache import Cache
 from kvcoord.controller.consensus import AgreedConsensus, Consensus, LocalConsensus
@@ -34,6 +35,15 @@ def fingerprint(group: GroupConfig) -> dict[str, str | int]:
     return {**group_fingerprint(group), "page_key_self_test": self_test_digest()}
 
 
+def _limits_in_common(limits: Limits) -> dict[str, str | int]:
+    """Limits at which every rank has to stop together: each finds for itself that one is reached."""
+    return {
+        "limits.operations_open_max": limits.operations_open_max,
+        "limits.pages_per_operation_max": limits.pages_per_operation_max,
+        "limits.message_bytes_max": limits.message_bytes_max,
+    }
+
+
 def _unwatched(_: CacheState) -> None:
     """Nobody looks on."""
 
@@ -47,7 +57,7 @@ def make_worker(config: WorkerConfig, incarnation: int, watch: Watch = _unwatche
         rank=config.rank,
         world_size=group.world_size,
         incarnation=incarnation,
-        fingerprint=fingerprint(group),
+        fingerprint=fingerprint(group) | _limits_in_common(config.limits),
     )
     timeouts = config.timeouts
     limits = RankLimits(

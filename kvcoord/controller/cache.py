@@ -162,8 +162,8 @@ class Cache:
             if held is not None:
                 held.abort()
         self._allocating.clear()
-        self.loads.abandon()
         self.transfers.abandon()
+        self.loads.abandon()
 
     @property
     def parked(self) -> bool:

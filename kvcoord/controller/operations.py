@@ -53,6 +53,7 @@ class Operation:
         "reservation",
         "runs",
         "serial",
+        "source_doubtful",
         "source_slots",
         "spare",
         "tick",
@@ -78,6 +79,8 @@ class Operation:
         self.reservation: Reservation | None = None
         self.fixed: tuple[list[int], ...] | None = None
         self.source_slots: tuple[list[int], ...] = ()
+        self.source_doubtful = False
+        """Some rank could not copy what its source pages hold."""
         self.pins: list[Pin] = []
         self.leases: list[Lease] = []
         self.holders = 0

@@ -5,13 +5,14 @@ over, its source when no rank's copy reads it any more.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from kvcoord.controller.effects import StartCopy
 from kvcoord.controller.operations import Operation, Phase
 from kvcoord.controller.state import CacheState
 from kvcoord.controller.tiers import ENGINE, INDEX
-from kvcoord.domain import OperationId, Reason, Tier
-from kvcoord.errors import InvariantBroken
+from kvcoord.domain import OperationId, OperationKind, Reason, Tier
+from kvcoord.errors import InvariantBroken, UsageError
 from kvcoord.index.node import Slots
 from kvcoord.memory.reservation import ReservationState
 from kvcoord.protocol.messages import Ack, Completion
@@ -84,6 +85,7 @@ class Transfers:
         self._state.digest.apply(f"retract {op.id}")
         reason = completion.reason or Reason.COPY_FAILED
         self._state.counters.retractions[reason] = self._state.counters.retractions.get(reason, 0) + 1
+        op.source_doubtful = op.kind is OperationKind.LOAD_BACK and reason is Reason.COPY_FAILED
         self._retract(op)
         if completion.drained:
             self._end(op)
@@ -92,8 +94,13 @@ class Transfers:
     def abandon(self) -> None:
         """This cache ends, and no copy of its runs any more: what is still held goes back."""
         for op in self._state.operations.values():
-            if op.reservation is not None and op.reservation.state is ReservationState.HELD:
+            op.copy_open = False
+            if op.reservation is None:
+                continue
+            if op.reservation.state is ReservationState.HELD:
                 op.reservation.abort()
+            elif op.reservation.state is ReservationState.QUARANTINED:
+                op.reservation.release()
         self._state.operations.clear()
 
     def destination(self, op: Operation) -> tuple[list[int], ...]:
@@ -163,6 +170,18 @@ class Transfers:
     def _end(self, op: Operation) -> None:
         del self._state.operations[op.id]
         self._unpin(op)
+        if op.source_doubtful:
+            self._drop_source(op)
+
+    def _drop_source(self, op: Operation) -> None:
+        """Host pages that some rank could not load: off the tier on all ranks, or every later load would fail alike.
+
+        Pages that another operation reads stay for now; in lockstep these are the same on every rank.
+        """
+        state = self._state
+        for first, count in op.runs:
+            with suppress(UsageError):
+                state.pools.free_slots(Tier.HOST, state.tree.retract_host(op.keys, first, count), INDEX)
 
     def _unpin(self, op: Operation) -> None:
         for pin in op.pins:

@@ -65,26 +65,35 @@ class Dump(msgspec.Struct, frozen=True):
 
 
 class FlightRecorder:
-    """A ring of the last `events_max` events of `process`, used from one thread.
+    """A ring of the last events of `process`, used from one thread: at most `events_max`, weighed by what they hold.
 
     `process` names the process for a reader, for example `worker-3`. `events_max` >= 1, else UsageError.
     """
 
-    __slots__ = ("_dumps", "_events_max", "_process", "_recorded", "_ring")
+    __slots__ = ("_dumps", "_events_max", "_process", "_recorded", "_ring", "_weight")
 
     def __init__(self, process: str, events_max: int) -> None:
         if events_max < 1:
             raise UsageError("events_max", events_max, "keep at least one event")
         self._process = process
         self._events_max = events_max
-        self._ring: deque[tuple[float, str, OperationId, Detail]] = deque(maxlen=events_max)
+        self._ring: deque[tuple[float, str, OperationId, Detail, int]] = deque()
+        self._weight = 0
         self._recorded = 0
         self._dumps = 0
 
-    def record(self, now_s: float, kind: str, operation: OperationId, detail: Detail = None) -> None:
-        """Keep one event; the oldest makes room. `detail` is kept by reference and must not change afterwards."""
-        self._ring.append((now_s, kind, operation, detail))
+    def record(self, now_s: float, kind: str, operation: OperationId, detail: Detail = None, weight: int = 1) -> None:
+        """Keep one event; the oldest make room. `detail` is kept by reference and must not change afterwards.
+
+        `weight`: as how many events it counts, since a message with 64 votes keeps as much memory as 64 with one.
+        """
+        ring = self._ring
+        ring.append((now_s, kind, operation, detail, weight))
         self._recorded += 1
+        held = self._weight + weight
+        while held > self._events_max and len(ring) > 1:
+            held -= ring.popleft()[4]
+        self._weight = held
 
     @property
     def recorded(self) -> int:
@@ -143,7 +152,7 @@ class FlightRecorder:
         return [msgspec.json.encode(header), *map(_encode_entry, self._read())]
 
     def _read(self) -> Iterator[Entry]:
-        return (Entry(index, *event) for index, event in enumerate(self._ring, self.dropped))
+        return (Entry(index, *event[:4]) for index, event in enumerate(self._ring, self.dropped))
 
 
 def load(path: Path) -> Dump:

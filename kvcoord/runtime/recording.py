@@ -72,14 +72,18 @@ def note_message(recorder: FlightRecorder, peer: bytes, message: Message) -> Non
     """One message that was heard from or said to `peer`."""
     kind = _BY_REFERENCE.get(type(message))
     if kind is not None:
-        operation = ""
-        if isinstance(message, Numbered):
+        operation, weight = "", 1
+        if isinstance(message, Frame):
+            weight += len(message.votes) + len(message.acks)
+        elif isinstance(message, Verdict):
+            weight += len(message.decisions) + len(message.completions)
+        elif isinstance(message, Numbered):
             operation = message.entry.operation
         elif isinstance(message, StreamVote):
             operation = message.vote.operation
         elif isinstance(message, StreamAck):
             operation = message.ack.operation
-        recorder.record(monotonic(), kind, operation, (peer, message))
+        recorder.record(monotonic(), kind, operation, (peer, message), weight)
         return
     short = _IN_SHORT.get(type(message))
     if short is not None:
@@ -117,6 +121,7 @@ class RankRecording:
         """Whatever this rank has applied since this was last called."""
         if digest is not self._digest:
             self._digest, self._applied = digest, 0
+            self.recorder.record(monotonic(), "applied", "", ("begin", digest.log()[0][1]))
         if digest.applied == self._applied:
             return
         for event in digest.since(self._applied):

@@ -53,12 +53,14 @@ class Uplink:
         self._connection: Connection | None = None
         self._connected = False
         self._waiting: list[bytes] = []
+        self._held: list[bytes] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.address = ""
         self.sends_refused = 0
 
     def attach(self, index: int, incarnation: int) -> None:
         """Leaves the present connection and connects to this coordinator of the list."""
+        self.release()
         self._attachment += 1
         self.address = self._config.coordinators[index]
         self._waiting.clear()
@@ -68,8 +70,21 @@ class Uplink:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def hold(self) -> None:
+        """Keeps messages back until `release`: something else is to be sent before them."""
+        self._held = []
+
+    def release(self) -> None:
+        """Sends what was kept back."""
+        held, self._held = self._held, None
+        for payload in held or ():
+            self.send(payload)
+
     def send(self, payload: bytes) -> None:
         """Queues one message. What cannot be queued is counted; the machine says again what stays unanswered."""
+        if self._held is not None:
+            self._held.append(payload)
+            return
         if self._connection is None or not self._connected:
             if len(self._waiting) < self._limits.queue_messages_max:
                 self._waiting.append(payload)

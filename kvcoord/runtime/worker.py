@@ -42,7 +42,6 @@ from kvcoord.protocol.local import (
     StatusBody,
     failed,
 )
-from kvcoord.protocol.messages import FromRank
 from kvcoord.runtime.alarm import Alarm
 from kvcoord.runtime.copies import Copies
 from kvcoord.runtime.dumps import Dumps
@@ -98,8 +97,6 @@ class Worker:
         """Copies under way; None for one that could not start."""
         self._watchers: set[asyncio.Task[None]] = set()
         self._leaving = False
-        self._held: list[FromRank] | None = None
-        """Messages to the coordinator while an engine's calls are taken: they follow the answers."""
         self._over = False
         """The engine of this membership is gone."""
         self.copies = Copies(config, self._loop, self._copy_ended)
@@ -153,7 +150,7 @@ class Worker:
     def _take_calls(self, batch: list[tuple[bytes, bytes]]) -> None:
         """The engine waits for its answers, nobody waits for a frame's last microseconds: answers go out first."""
         now = self._loop.time()
-        self._held = []
+        self.uplink.hold()
         for peer, payload in batch:
             session = self._sessions.number(peer)
             try:
@@ -166,7 +163,7 @@ class Worker:
                 self.calls += 1
                 self._call(session, number, call, now)
         self._flush()
-        self._send_held()
+        self.uplink.release()
 
     def _call(self, session: int, number: int, call: Call, now: float) -> None:
         try:
@@ -320,15 +317,11 @@ class Worker:
                 self._sessions.answer(effect.session, effect.call, effect.answer)
             elif isinstance(effect, SendUp):
                 self._recording.message(effect.message)
-                if self._held is None:
-                    self.uplink.send(encode(effect.message))
-                else:
-                    self._held.append(effect.message)
+                self.uplink.send(encode(effect.message))
             elif isinstance(effect, StartCopy):
                 self._recording.performed(effect)
                 self._transfers[effect.operation] = self.copies.start(effect)
             elif isinstance(effect, Attach):
-                self._send_held()
                 self.uplink.attach(effect.index, self.incarnation)
             else:
                 self._note(effect)
@@ -362,12 +355,6 @@ class Worker:
                 self._watch(session, answer.operation)
         self._alarm.set(self.machine.deadline())
         self._recording.caught_up(self.machine.cache.state.digest)
-
-    def _send_held(self) -> None:
-        """Sends what an engine's calls have brought about: to the coordinator that it was meant for."""
-        held, self._held = self._held, None
-        for message in held or ():
-            self.uplink.send(encode(message))
 
     def _safely(self, act: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
         """A machine that raised is not asked again: what it holds cannot be trusted, and the process ends with why."""

@@ -52,6 +52,7 @@ def broken_by(world: World) -> Violation | None:
     try:
         world.run()
     except Violation as violation:
+        world.close()
         return violation
     return None
 

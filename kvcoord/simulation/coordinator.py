@@ -1,16 +1,12 @@
 """One address of a coordinator, and the life that answers there: the production machine behind a simulated socket."""
 
-from typing import TYPE_CHECKING
-
 from kvcoord.protocol.codec import encode, rank_decoder
 from kvcoord.protocol.coordinator import CoordinatorMachine
 from kvcoord.protocol.effects import CoordinatorEffect, Note
 from kvcoord.protocol.messages import Activate
 from kvcoord.simulation.network import Envelope, Way
 from kvcoord.simulation.process import Process, SkewedClock
-
-if TYPE_CHECKING:
-    from kvcoord.simulation.world import World
+from kvcoord.simulation.surroundings import Surroundings
 
 _DECODER = rank_decoder()
 
@@ -18,7 +14,7 @@ _DECODER = rank_decoder()
 class SimulatedCoordinator(Process):
     """Loses everything when it is killed. Each life has an incarnation of its own."""
 
-    def __init__(self, world: "World", index: int, clock: SkewedClock) -> None:
+    def __init__(self, world: Surroundings, index: int, clock: SkewedClock) -> None:
         super().__init__(f"coordinator {index}", world.agenda, clock)
         self.index = index
         self.machine: CoordinatorMachine | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sized
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -21,11 +21,10 @@ from kvcoord.protocol.messages import (
     Suspended,
     Verdict,
 )
-from kvcoord.simulation.promise import Promise, Snapshot, Where
-
-if TYPE_CHECKING:
-    from kvcoord.simulation.coordinator import SimulatedCoordinator
-    from kvcoord.simulation.rank import SimulatedRank
+from kvcoord.simulation.coordinator import SimulatedCoordinator
+from kvcoord.simulation.promise import Observed, Promise, Snapshot
+from kvcoord.simulation.rank import SimulatedRank
+from kvcoord.simulation.surroundings import Where
 
 _EVENTS_BETWEEN_COUNTS: Final = 32
 
@@ -39,8 +38,8 @@ class Liveness(Promise):
 
     name = "liveness"
 
-    def __init__(self, world: object) -> None:
-        super().__init__(world)  # type: ignore[arg-type]
+    def __init__(self, world: Observed) -> None:
+        super().__init__(world)
         limits, lag = self.world.shape.timeouts, self.world.shape.group.lag
         self._limit_s = (
             limits.group_deadline_s
@@ -52,7 +51,7 @@ class Liveness(Promise):
         self._untold: dict[tuple[int, int], set[str]] = {}
         """Deferred operations without an outcome, by rank and history."""
 
-    def answered(self, rank: "SimulatedRank", where: Where, call: Call, answer: Answer) -> None:
+    def answered(self, rank: SimulatedRank, where: Where, call: Call, answer: Answer) -> None:
         """What is told later has to be told: outcomes of deferred votes come with a later step."""
         if isinstance(answer, Written | Agreed) and answer.outcome is None:
             operation = answer.operation if isinstance(answer, Written) else getattr(call, "operation", "")
@@ -67,7 +66,7 @@ class Liveness(Promise):
             if untold:
                 raise self.broken(f"{rank.name} was never told what became of {sorted(untold)}", sorted(untold)[0])
 
-    def failed(self, rank: "SimulatedRank", call: Call, failure: Failed) -> None:
+    def failed(self, rank: SimulatedRank, call: Call, failure: Failed) -> None:
         if failure.error in self.world.failures_allowed:
             return
         raise self.broken(f"{rank.name}: {type(call).__name__} raised {failure.error} {failure.fields}")
@@ -90,23 +89,23 @@ class Fencing(Promise):
 
     name = "fencing"
 
-    def __init__(self, world: object) -> None:
-        super().__init__(world)  # type: ignore[arg-type]
+    def __init__(self, world: Observed) -> None:
+        super().__init__(world)
         self._epochs: dict[tuple[int, int], int] = {}
 
-    def before_rank(self, rank: "SimulatedRank", message: msgspec.Struct) -> Snapshot | None:
+    def before_rank(self, rank: SimulatedRank, message: msgspec.Struct) -> Snapshot | None:
         if isinstance(message, _DOWN) and message.epoch != rank.machine.epoch:
             self.world.promises.count("old_epoch_down")
             return self._of_rank(rank)
         return None
 
     def after_message_down(
-        self, rank: "SimulatedRank", message: msgspec.Struct, before: Snapshot, effects: list[WorkerEffect]
+        self, rank: SimulatedRank, message: msgspec.Struct, before: Snapshot, effects: list[WorkerEffect]
     ) -> None:
         if self._of_rank(rank) != before or any(isinstance(effect, StartCopy) for effect in effects):
             raise self.broken(f"{rank.name} took {message} of another epoch")
 
-    def before_coordinator(self, coordinator: "SimulatedCoordinator", message: msgspec.Struct) -> Snapshot | None:
+    def before_coordinator(self, coordinator: SimulatedCoordinator, message: msgspec.Struct) -> Snapshot | None:
         if not isinstance(message, _UP):
             return None
         group = coordinator.machine.groups.get("sim") if coordinator.machine else None
@@ -117,7 +116,7 @@ class Fencing(Promise):
 
     def after_message_up(
         self,
-        coordinator: "SimulatedCoordinator",
+        coordinator: SimulatedCoordinator,
         message: msgspec.Struct,
         before: Snapshot,
         effects: list[CoordinatorEffect],
@@ -125,17 +124,17 @@ class Fencing(Promise):
         if self._of_coordinator(coordinator) != before:
             raise self.broken(f"{coordinator.name} took {message} of another epoch")
 
-    def after_rank(self, rank: "SimulatedRank") -> None:
+    def after_rank(self, rank: SimulatedRank) -> None:
         key, epoch = (rank.number, rank.incarnation), rank.machine.epoch
         if epoch < self._epochs.get(key, 0):
             raise self.broken(f"{rank.name} went back to epoch {epoch}")
         self._epochs[key] = epoch
 
-    def _of_rank(self, rank: "SimulatedRank") -> Snapshot:
+    def _of_rank(self, rank: SimulatedRank) -> Snapshot:
         machine = rank.machine
         return machine.stream.sequence, machine.rounds.last_verdict, machine.history, machine.epoch, machine.state
 
-    def _of_coordinator(self, coordinator: "SimulatedCoordinator") -> Snapshot:
+    def _of_coordinator(self, coordinator: SimulatedCoordinator) -> Snapshot:
         assert coordinator.machine is not None
         group = coordinator.machine.groups["sim"]
         return (
@@ -155,8 +154,8 @@ class Bounded(Promise):
 
     name = "bounded"
 
-    def __init__(self, world: object) -> None:
-        super().__init__(world)  # type: ignore[arg-type]
+    def __init__(self, world: Observed) -> None:
+        super().__init__(world)
         shape = self.world.shape
         limits, ranks, lag = shape.limits, shape.ranks, shape.group.lag
         kept, opened, rounds = limits.decisions_kept_max, limits.operations_open_max, limits.rounds_kept_max
@@ -185,13 +184,13 @@ class Bounded(Promise):
         )
         self._events = 0
 
-    def after_rank(self, rank: "SimulatedRank") -> None:
+    def after_rank(self, rank: SimulatedRank) -> None:
         self._events += 1
         if self._events % _EVENTS_BETWEEN_COUNTS:
             return
         self._check(rank.name, rank.machine, self._of_rank)
 
-    def after_coordinator(self, coordinator: "SimulatedCoordinator") -> None:
+    def after_coordinator(self, coordinator: SimulatedCoordinator) -> None:
         self._events += 1
         if self._events % _EVENTS_BETWEEN_COUNTS or coordinator.machine is None:
             return

@@ -6,7 +6,7 @@ every page that it holds at every step, and fills what it has to compute.
 
 import random
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvcoord.domain import PageKey, Reason, Tier
 from kvcoord.protocol.local import (
@@ -28,10 +28,8 @@ from kvcoord.protocol.local import (
 )
 from kvcoord.simulation.asked import Asked, Heard
 from kvcoord.simulation.program import AcquireWanted, agreed_value
-
-if TYPE_CHECKING:
-    from kvcoord.simulation.rank import SimulatedRank
-    from kvcoord.simulation.world import World
+from kvcoord.simulation.rank import SimulatedRank
+from kvcoord.simulation.surroundings import Surroundings
 
 IDLE_S: Final = 0.2
 """How often an engine steps that has nothing more to do."""
@@ -52,7 +50,7 @@ class Held:
 class LockstepEngine:
     """One rank's engine. `done`: it has drained and only keeps stepping."""
 
-    def __init__(self, world: "World", rank: "SimulatedRank") -> None:
+    def __init__(self, world: Surroundings, rank: SimulatedRank) -> None:
         self.session = 0
         self.step = 0
         self.done = False

@@ -1,7 +1,7 @@
 """Promises about outcomes: Agreement, Validity, Order, Blame."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -9,10 +9,9 @@ from kvcoord.domain import Aborted, Agreement, Committed, OperationId, Path, Rea
 from kvcoord.protocol.ballot import participants_of, ranks_in
 from kvcoord.protocol.local import Advanced, Answer, Call, Failed, Outcome
 from kvcoord.protocol.messages import Frame, StreamVote, Value, Vote
-from kvcoord.simulation.promise import Promise, Where
-
-if TYPE_CHECKING:
-    from kvcoord.simulation.rank import SimulatedRank
+from kvcoord.simulation.promise import Observed, Promise
+from kvcoord.simulation.rank import SimulatedRank
+from kvcoord.simulation.surroundings import Where
 
 _FULL: Final = (Reason.HOST_FULL, Reason.DEVICE_FULL, Reason.AUXILIARY_FULL)
 
@@ -49,17 +48,17 @@ class AgreementPromise(Promise):
 
     name = "agreement"
 
-    def __init__(self, world: object) -> None:
-        super().__init__(world)  # type: ignore[arg-type]
+    def __init__(self, world: Observed) -> None:
+        super().__init__(world)
         self.outcomes: dict[tuple[int, OperationId], tuple[Outcome, str]] = {}
 
-    def answered(self, rank: "SimulatedRank", where: Where, call: Call, answer: Answer) -> None:
+    def answered(self, rank: SimulatedRank, where: Where, call: Call, answer: Answer) -> None:
         for outcome in map(_without_own_rank, outcomes_of(answer)):
             held, by = self.outcomes.setdefault((where[0], outcome.operation), (outcome, rank.name))
             if not self._same(held, outcome):
                 raise self.broken(f"{by} was told {held}, {rank.name} {outcome}", outcome.operation)
 
-    def failed(self, rank: "SimulatedRank", call: Call, failure: Failed) -> None:
+    def failed(self, rank: SimulatedRank, call: Call, failure: Failed) -> None:
         if failure.error == "Diverged":
             raise self.broken(f"{rank.name} was told that the group diverged: {failure.fields}")
 
@@ -75,25 +74,25 @@ class Validity(Promise):
 
     name = "validity"
 
-    def __init__(self, world: object) -> None:
-        super().__init__(world)  # type: ignore[arg-type]
+    def __init__(self, world: Observed) -> None:
+        super().__init__(world)
         self._votes: dict[tuple[int, OperationId], dict[int, Vote]] = {}
         self._seen: set[tuple[int, OperationId]] = set()
 
-    def sent(self, rank: "SimulatedRank", message: msgspec.Struct) -> None:
+    def sent(self, rank: SimulatedRank, message: msgspec.Struct) -> None:
         if isinstance(message, StreamVote):
             self._said(rank, message.vote)
         elif isinstance(message, Frame):
             for vote in message.votes:
                 self._said(rank, vote)
 
-    def _said(self, rank: "SimulatedRank", vote: Vote) -> None:
+    def _said(self, rank: SimulatedRank, vote: Vote) -> None:
         key = (rank.machine.history, vote.operation)
         held = self._votes.setdefault(key, {}).setdefault(rank.number, vote)
         if held != vote:
             raise self.broken(f"{rank.name} voted {held} and then {vote}", vote.operation)
 
-    def answered(self, rank: "SimulatedRank", where: Where, call: Call, answer: Answer) -> None:
+    def answered(self, rank: SimulatedRank, where: Where, call: Call, answer: Answer) -> None:
         for outcome in outcomes_of(answer):
             key = (where[0], outcome.operation)
             if outcome.path is Path.COVERED or key in self._seen:
@@ -127,14 +126,14 @@ class Order(Promise):
 
     name = "order"
 
-    def __init__(self, world: object) -> None:
-        super().__init__(world)  # type: ignore[arg-type]
+    def __init__(self, world: Observed) -> None:
+        super().__init__(world)
         self._events: dict[int, list[str]] = {}
         self._answers: dict[Where, tuple[Answer, str]] = {}
         self._pages_by_digest: dict[int, tuple[int, int]] = {}
         self._seen = 0
 
-    def event(self, rank: "SimulatedRank", history: int, index: int, text: str) -> None:
+    def event(self, rank: SimulatedRank, history: int, index: int, text: str) -> None:
         events = self._events.setdefault(history, [])
         if index == len(events):
             events.append(text)
@@ -143,7 +142,7 @@ class Order(Promise):
             operation = text.split()[1] if len(text.split()) > 1 else ""
             raise self.broken(f"event {index} is {text!r} on {rank.name}, and was {before!r} elsewhere", operation)
 
-    def after_rank(self, rank: "SimulatedRank") -> None:
+    def after_rank(self, rank: SimulatedRank) -> None:
         """Indexes that differ have digests that differ, or no comparison would show it."""
         self._seen += 1
         if self._seen % _EVENTS_BETWEEN_DIGESTS:
@@ -153,7 +152,7 @@ class Order(Promise):
         if self._pages_by_digest.setdefault(tree.digest, pages) != pages:
             raise self.broken(f"{rank.name}: one digest for {self._pages_by_digest[tree.digest]} and {pages} pages")
 
-    def answered(self, rank: "SimulatedRank", where: Where, call: Call, answer: Answer) -> None:
+    def answered(self, rank: SimulatedRank, where: Where, call: Call, answer: Answer) -> None:
         if where[1] < 0:
             return
         if isinstance(answer, Advanced) and answer.round not in (-1, answer.step - self.world.shape.group.lag):
@@ -169,7 +168,7 @@ class Blame(Promise):
 
     name = "blame"
 
-    def answered(self, rank: "SimulatedRank", where: Where, call: Call, answer: Answer) -> None:
+    def answered(self, rank: SimulatedRank, where: Where, call: Call, answer: Answer) -> None:
         for outcome in outcomes_of(answer):
             if isinstance(outcome, Aborted):
                 self._check(outcome)

@@ -1,6 +1,6 @@
 """Promises about pages: Conservation, Quiescence, Visibility."""
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -11,10 +11,8 @@ from kvcoord.memory.slots import SlotState
 from kvcoord.protocol.messages import Ack, Frame, StreamAck
 from kvcoord.simulation.memory import TORN, OpenCopy
 from kvcoord.simulation.program import PROMPTS
-from kvcoord.simulation.promise import Promise
-
-if TYPE_CHECKING:
-    from kvcoord.simulation.rank import SimulatedRank
+from kvcoord.simulation.promise import Observed, Promise
+from kvcoord.simulation.rank import SimulatedRank
 
 _EVENTS_BETWEEN_AUDITS: Final = 64
 
@@ -24,11 +22,11 @@ class Conservation(Promise):
 
     name = "conservation"
 
-    def __init__(self, world: object) -> None:
-        super().__init__(world)  # type: ignore[arg-type]
+    def __init__(self, world: Observed) -> None:
+        super().__init__(world)
         self._events = 0
 
-    def after_rank(self, rank: "SimulatedRank") -> None:
+    def after_rank(self, rank: SimulatedRank) -> None:
         try:
             for pool in rank.pools:
                 if pool.changed:
@@ -57,7 +55,7 @@ class Conservation(Promise):
                 if state.tree.evictable(tier) != state.tree.pages(tier):
                     raise self.broken(f"{rank.name}: pins are left on {tier} pages")
 
-    def _audit(self, rank: "SimulatedRank") -> None:
+    def _audit(self, rank: SimulatedRank) -> None:
         state = rank.worker.cache.state
         state.tree.check()
         for tier in (Tier.DEVICE, Tier.HOST):
@@ -75,23 +73,23 @@ class Quiescence(Promise):
 
     name = "quiescence"
 
-    def copy_ending(self, rank: "SimulatedRank", copy: OpenCopy) -> None:
+    def copy_ending(self, rank: SimulatedRank, copy: OpenCopy) -> None:
         same_engine = copy.engine_life == rank.memory.engine_life
         if copy.source is Tier.HOST or same_engine:
             self._check_source(rank, copy)
         if copy.destination is Tier.HOST or same_engine:
             self._check_destination(rank, copy)
 
-    def _check_source(self, rank: "SimulatedRank", copy: OpenCopy) -> None:
+    def _check_source(self, rank: SimulatedRank, copy: OpenCopy) -> None:
         if rank.memory.read(copy.source, copy.source_slots) != copy.contents:
             raise self.broken(f"{rank.name}: {copy.operation} read pages that changed meanwhile", copy.operation)
 
-    def _check_destination(self, rank: "SimulatedRank", copy: OpenCopy) -> None:
+    def _check_destination(self, rank: SimulatedRank, copy: OpenCopy) -> None:
         written = rank.memory.read(copy.destination, copy.destination_slots)
         if any(symbol != TORN for pool in written for symbol in pool):
             raise self.broken(f"{rank.name}: somebody else wrote where {copy.operation} writes", copy.operation)
 
-    def read(self, rank: "SimulatedRank", what: object, wrong: str) -> None:
+    def read(self, rank: SimulatedRank, what: object, wrong: str) -> None:
         if wrong and isinstance(what, int):
             raise self.broken(f"{rank.name}: under lease {what} {wrong}")
 
@@ -101,33 +99,33 @@ class Visibility(Promise):
 
     name = "visibility"
 
-    def __init__(self, world: object) -> None:
-        super().__init__(world)  # type: ignore[arg-type]
+    def __init__(self, world: Observed) -> None:
+        super().__init__(world)
         self._landed: dict[tuple[int, OperationId], int] = {}
         self._everyone = (1 << self.world.shape.ranks) - 1
         self._events = 0
 
-    def sent(self, rank: "SimulatedRank", message: msgspec.Struct) -> None:
+    def sent(self, rank: SimulatedRank, message: msgspec.Struct) -> None:
         if isinstance(message, StreamAck):
             self._acked(rank, message.ack)
         elif isinstance(message, Frame):
             for ack in message.acks:
                 self._acked(rank, ack)
 
-    def _acked(self, rank: "SimulatedRank", ack: Ack) -> None:
+    def _acked(self, rank: SimulatedRank, ack: Ack) -> None:
         if ack.operation in rank.copies:
             raise self.broken(f"{rank.name} acks {ack.operation} while it copies", ack.operation)
         if ack.ok:
             key = (rank.machine.history, ack.operation)
             self._landed[key] = self._landed.get(key, 0) | 1 << rank.number
 
-    def event(self, rank: "SimulatedRank", history: int, index: int, text: str) -> None:
+    def event(self, rank: SimulatedRank, history: int, index: int, text: str) -> None:
         verb, _, rest = text.partition(" ")
         if verb == "complete" and self._landed.get((history, rest), 0) != self._everyone:
             landed = self._landed.get((history, rest), 0)
             raise self.broken(f"{rank.name} publishes {rest} when only ranks {landed:b} have copied it", rest)
 
-    def copy_started(self, rank: "SimulatedRank", copy: OpenCopy) -> None:
+    def copy_started(self, rank: SimulatedRank, copy: OpenCopy) -> None:
         op = rank.worker.cache.state.operations.get(copy.operation)
         if op is None:
             raise self.broken(f"{rank.name} copies for {copy.operation}, which is not open", copy.operation)
@@ -135,11 +133,11 @@ class Visibility(Promise):
         if wrong:
             raise self.broken(f"{rank.name}: {copy.operation} reads, where {wrong}", copy.operation)
 
-    def read(self, rank: "SimulatedRank", what: object, wrong: str) -> None:
+    def read(self, rank: SimulatedRank, what: object, wrong: str) -> None:
         if wrong and not isinstance(what, int):
             raise self.broken(f"{rank.name}: {what} has landed, and {wrong}", str(what))
 
-    def after_rank(self, rank: "SimulatedRank") -> None:
+    def after_rank(self, rank: SimulatedRank) -> None:
         self._events += 1
         if self._events % _EVENTS_BETWEEN_AUDITS == 0 and not rank.worker.left:
             self._look_up(rank)
@@ -148,7 +146,7 @@ class Visibility(Promise):
         for rank in self.world.ranks:
             self._look_up(rank)
 
-    def _look_up(self, rank: "SimulatedRank") -> None:
+    def _look_up(self, rank: SimulatedRank) -> None:
         """Every page that a lookup finds holds its bytes."""
         tree = rank.worker.cache.state.tree
         for path in PROMPTS:

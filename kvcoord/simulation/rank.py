@@ -7,14 +7,13 @@ is one membership; a failed machine answers with its failure until somebody star
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from kvcoord.controller.assembly import make_worker
 from kvcoord.controller.effects import Reply, StartCopy
 from kvcoord.controller.state import CacheState
 from kvcoord.controller.worker import WorkerEffect, WorkerMachine
 from kvcoord.domain import OperationId, Reason, Tier
-from kvcoord.memory.reservation import ReservationState
 from kvcoord.protocol.codec import coordinator_decoder, encode
 from kvcoord.protocol.digest import Digest
 from kvcoord.protocol.effects import Attach, Note, SendUp
@@ -24,10 +23,8 @@ from kvcoord.simulation.asked import Asked
 from kvcoord.simulation.memory import OpenCopy, SymbolicMemory, WatchedPool
 from kvcoord.simulation.network import Envelope, Way
 from kvcoord.simulation.process import Process, SkewedClock
+from kvcoord.simulation.surroundings import Surroundings
 from kvcoord.simulation.violation import Violation
-
-if TYPE_CHECKING:
-    from kvcoord.simulation.world import World
 
 _DECODER = coordinator_decoder()
 
@@ -75,7 +72,7 @@ class CopyWeather:
 class SimulatedRank(Process):
     """`boot` starts the process, `crash` ends it with everything it held but the engine's device memory."""
 
-    def __init__(self, world: "World", number: int, clock: SkewedClock) -> None:
+    def __init__(self, world: Surroundings, number: int, clock: SkewedClock) -> None:
         super().__init__(f"rank {number}", world.agenda, clock)
         self.number = number
         self.incarnation = 0
@@ -131,12 +128,7 @@ class SimulatedRank(Process):
         """What this process held ends with it: no reservation is left to be settled."""
         for pool in self.pools:
             pool.touched.clear()
-        cache = self.worker.cache
-        for op in cache.state.operations.values():
-            op.copy_open = False
-            if op.reservation is not None and op.reservation.state is ReservationState.QUARANTINED:
-                op.reservation.release()
-        cache.abandon()
+        self.worker.cache.abandon()
 
     def engine_gone(self, session: int) -> None:
         """The engine's process has ended: so does this membership, and the next one waits for the next engine."""

@@ -6,7 +6,6 @@ It owns its device slots, and gives one back only when the worker has answered a
 
 import random
 from functools import partial
-from typing import TYPE_CHECKING
 
 from kvcoord.domain import Agreement, OperationId, PageKey, Tier
 from kvcoord.protocol.local import (
@@ -24,10 +23,8 @@ from kvcoord.protocol.local import (
 from kvcoord.simulation.asked import Asked, Heard
 from kvcoord.simulation.lockstep import IDLE_S
 from kvcoord.simulation.program import PROMPTS, agreed_value
-
-if TYPE_CHECKING:
-    from kvcoord.simulation.rank import SimulatedRank
-    from kvcoord.simulation.world import World
+from kvcoord.simulation.rank import SimulatedRank
+from kvcoord.simulation.surroundings import Surroundings
 
 OPEN_MAX = 4
 """Calls that one engine has open at once."""
@@ -39,7 +36,7 @@ DISORDER = 3.0
 class StreamingEngine:
     """One rank's engine. `done`: it has come to every operation of the group, and nothing is open."""
 
-    def __init__(self, world: "World", rank: "SimulatedRank") -> None:
+    def __init__(self, world: Surroundings, rank: SimulatedRank) -> None:
         self.session = 0
         self.done = False
         self.history = 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from kvcoord.simulation.exploration import Scope
+from kvcoord.simulation.scopes import Scope
 from kvcoord.simulation.shape import Options
 
 Patch = tuple[object, str, Any]

@@ -8,10 +8,11 @@ import msgspec
 from kvcoord.simulation.campaign import broken_by, make_world
 from kvcoord.simulation.exploration import Explorer
 from kvcoord.simulation.variant import Variant, applied
-from kvcoord.simulation.variants_protocol import PROTOCOL_VARIANTS
+from kvcoord.simulation.variants_coordinator import COORDINATOR_VARIANTS
+from kvcoord.simulation.variants_rank import RANK_VARIANTS
 from kvcoord.simulation.variants_worker import WORKER_VARIANTS
 
-VARIANTS: Final = (*PROTOCOL_VARIANTS, *WORKER_VARIANTS)
+VARIANTS: Final = (*COORDINATOR_VARIANTS, *RANK_VARIANTS, *WORKER_VARIANTS)
 
 SEEDS_MAX: Final = 120
 """The budget of one variant."""

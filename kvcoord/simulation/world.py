@@ -5,10 +5,11 @@ end, when every rank has drained in one history. What does not end in time has b
 """
 
 import random
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from kvcoord.simulation import faults as faulty
+from kvcoord.simulation import injection
 from kvcoord.simulation.agenda import Agenda
 from kvcoord.simulation.coordinator import SimulatedCoordinator
 from kvcoord.simulation.faults import Fault, FaultKind
@@ -71,7 +72,7 @@ class World:
         for rank in self.ranks:
             self.agenda.after(rng.random() * 0.5, partial(self.restart_rank, rank, rank.life))
         for fault in self.faults:
-            self.agenda.at(fault.at_s, partial(faulty.begin, self, fault))
+            self.agenda.at(fault.at_s, partial(injection.begin, self, fault))
         self.agenda.after(WATCH_S, self._watch)
         self.agenda.at(self._fault_s, self._drain)
 
@@ -91,6 +92,13 @@ class World:
             raise
         except Exception as error:
             raise Violation("invariant", f"{type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """Lets go of a world that has not come to rest, and of which nothing can be expected any more."""
+        for rank in self.ranks:
+            if rank.alive:
+                with suppress(Exception):
+                    rank.vanish()
 
     def run_until(self, time_s: float) -> None:
         """Until this moment of the world. For tests."""

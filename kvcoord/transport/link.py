@@ -201,8 +201,9 @@ class Transport(Protocol):
     ) -> Connection:
         """Start to connect. Raises `ConfigError` when the address is wrong or not allowed.
 
-        `on_connected` and `on_lost` alternate; `on_absent` may be called any number of times while not connected. After a loss ZeroMQ and loopback connect again by themselves; a Unix
-        connection is connected when this returns (or `PeerUnavailable` is raised) and, once lost, stays lost.
+        `on_connected` and `on_lost` alternate; `on_absent` may be called any number of times while not connected. After
+        a loss ZeroMQ and loopback connect again by themselves; a Unix connection is connected when this returns (or
+        `PeerUnavailable` is raised) and, once lost, stays lost.
         `identity` is the name that the listener sees, 1 to 255 bytes that do not start with zero; two peers must not
         use one at the same time. On Unix sockets the listener numbers its connections and `identity` is not used.
         """

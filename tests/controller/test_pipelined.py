@@ -95,3 +95,28 @@ def test_one_operation_too_many_is_aborted_on_all_ranks_alike() -> None:
         cluster.ask(Release(lease.lease))
     cluster.settle()
     cluster.check()
+
+
+def test_pages_that_one_rank_cannot_load_are_a_miss_on_all_ranks_from_then_on() -> None:
+    cluster = Cluster(3, device=8, host=20)
+    keys, other = block_page_keys([1, 2, 3, 4]), block_page_keys(range(10, 18))
+    cluster.serve(keys)
+    cluster.serve(other)
+    cluster.held = {0, 1, 2}
+    numbers = [cluster.begin(rank, Acquire(join_keys(keys), landed=False)) for rank in range(3)]
+    cluster.run()
+    leases: set[int] = set()
+    for rank in range(3):
+        loading = cluster.answers[rank][numbers[rank]]
+        assert isinstance(loading, Acquired)
+        assert loading.host_pages == len(keys)
+        leases.add(loading.lease)
+        cluster.copy_ended(rank, Reason.COPY_FAILED if rank == 1 else None)
+    cluster.held.clear()
+    cluster.ask(*(Release(lease) for lease in leases))
+    cluster.settle()
+    cluster.check()
+    assert cluster.serve(keys) == (0, 0)
+    assert cluster.serve(other)[0] + cluster.serve(other)[1] > 0
+    assert cluster.serve(keys)[1] == len(keys)
+    cluster.check()

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from kvcoord.domain import Outcome
 from kvcoord.integrations.sglang.capacity import Capacity
 from kvcoord.integrations.sglang.copies import Copies
 from kvcoord.integrations.sglang.rounds import Rounds
 from kvcoord.integrations.sglang.storage import ReadyQueue
 from kvcoord.protocol.digest import Digest
-from kvcoord.protocol.messages import Ack, Decision, Verdict, Vote
+from kvcoord.protocol.messages import Ack, Verdict, Vote
 
 
 class FakeMember:
@@ -33,9 +32,6 @@ class FakeMember:
 
     def take(self, round_number: int) -> Verdict:
         return self.verdicts.pop(round_number)
-
-    def decide(self, vote: Vote) -> Decision:
-        return Decision(vote.operation, Outcome.COMMIT, 1, vote.value)
 
 
 def verdict(number: int, capacity: list[int], absent: list[int] | None = None) -> Verdict:

@@ -140,3 +140,22 @@ def test_a_truncated_dump_an_absent_one_and_one_of_another_format_are_refused(tm
         load(path)
     with pytest.raises(UsageError, match="absent"):
         load(tmp_path / "absent.jsonl")
+
+
+def test_a_heavy_event_makes_room_for_itself_and_the_memory_stays_bounded() -> None:
+    recorder = FlightRecorder("worker-0", 10)
+    for number in range(10):
+        recorder.record(float(number), "light", "")
+    recorder.record(10.0, "heavy", "", weight=7)
+    assert [entry.kind for entry in recorder.entries()] == ["light"] * 3 + ["heavy"]
+    assert (recorder.recorded, recorder.dropped) == (11, 7)
+    assert [entry.index for entry in recorder.entries()] == [7, 8, 9, 10]
+
+
+def test_an_event_that_is_heavier_than_the_ring_is_kept_alone() -> None:
+    recorder = FlightRecorder("worker-0", 2)
+    recorder.record(0.0, "light", "")
+    recorder.record(1.0, "heavy", "", weight=9)
+    assert [entry.kind for entry in recorder.entries()] == ["heavy"]
+    recorder.record(2.0, "light", "")
+    assert [entry.kind for entry in recorder.entries()] == ["light"]

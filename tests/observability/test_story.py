@@ -84,8 +84,8 @@ def recorded(number: int, events: list[str]) -> Dump:
     recorder, digest = rank(number), Digest()
     for event in events:
         digest.apply(event)
-    for event in digest.since(0):
-        recorder.record(1.0, "applied", "", event)
+    for applied in digest.since(0):
+        recorder.record(1.0, "applied", "", applied)
     return read(recorder)
 
 

@@ -82,3 +82,15 @@ def test_after_resuming_numbers_go_on_and_known_decisions_are_not_opened_again()
     assert stream.vote(0, yes("a"), 0.0) is None
     assert stream.decided("a") == known
     assert stream.abort("b", Reason.IN_DOUBT, -1).sequence == 9
+
+
+def test_an_operation_that_may_have_been_decided_and_forgotten_is_not_voted_on_again() -> None:
+    """A vote that came late opened it anew, and it was decided a second time."""
+    stream = table(kept_max=2)
+    for number in range(4):
+        stream.vote(0, Vote(f"op{number}", OperationKind.CUSTOM, False, reason=Reason.BUSY), 0.0)
+    assert stream.decided("op0") is None
+    assert not stream.votes_on("op0", 0)
+    assert stream.votes_on("new", 2)
+    stream.vote(0, yes("open"), 0.0)
+    assert stream.votes_on("open", 0)

@@ -139,7 +139,7 @@ class Session:
         self._cluster.lose_connection(rank)
 
     def _do_absent(self, plain: list[str], options: dict[str, str]) -> None:
-        """The transport tells the rank that nobody is at its coordinator's address; then what is due at once happens."""
+        """What is due at once happens; then the transport says that nobody is at the coordinator's address."""
         rank = self._cluster.ranks[plain[0]]
         self._cluster.perform(rank, rank.machine.tick(self._cluster.now))
         self._cluster.perform(rank, rank.machine.absent(self._cluster.now))

@@ -1,7 +1,8 @@
 """A group whose coordinators and workers are processes of their own, to be killed, stopped and started again."""
 
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,6 +11,7 @@ import msgspec
 from kvcoord.config import CoordinatorConfig, GroupConfig, LogLevel, Timeouts, WorkerConfig
 from kvcoord.observability.snapshot import WorkerSnapshot
 from kvcoord.runtime.children import KVCOORD, SERVE, Child, Children
+from kvcoord.runtime.process import Ready
 from kvcoord.runtime.status import ask
 
 POOLS = [{"name": "kv", "page_bytes": 64, "layers": 4}]
@@ -40,13 +42,12 @@ class ProcessGroup:
         self.timeouts = PATIENT
         self.children = Children(keep_errors=True)
         self.running: dict[str, Child] = {}
+        self.ready: dict[str, Ready] = {}
 
     async def __aenter__(self) -> Self:
         await self.children.__aenter__()
         try:
-            await self.coordinator()
-            for rank in range(self.group.world_size):
-                await self.worker(rank)
+            await self.start()
         except BaseException:
             await self.children.__aexit__()
             raise
@@ -54,6 +55,12 @@ class ProcessGroup:
 
     async def __aexit__(self, *_: object) -> None:
         await self.children.__aexit__()
+
+    async def start(self) -> None:
+        """What serves when the block is entered."""
+        await self.coordinator()
+        for rank in range(self.group.world_size):
+            await self.worker(rank)
 
     def limit(self, **timeouts: float) -> Self:
         """Sets timeouts."""
@@ -71,8 +78,8 @@ class ProcessGroup:
         )
         await self._start(f"c{index}", "coordinator", config)
 
-    async def worker(self, rank: int, **options: Any) -> None:
-        """Starts the worker of one rank."""
+    async def worker(self, rank: int, variables: Mapping[str, str] | None = None, **options: Any) -> None:
+        """Starts the worker of one rank, with more variables in its environment."""
         settings = {
             "group": self.group,
             "rank": rank,
@@ -86,7 +93,7 @@ class ProcessGroup:
             "log_level": LogLevel.ERROR,
             **options,
         }
-        await self._start(f"r{rank}", "worker", msgspec.convert(msgspec.to_builtins(settings), WorkerConfig))
+        await self._start(f"r{rank}", "worker", msgspec.convert(msgspec.to_builtins(settings), WorkerConfig), variables)
 
     def address(self, rank: int) -> str:
         """Where the engine of this rank finds its worker."""
@@ -120,9 +127,13 @@ class ProcessGroup:
         for rank in range(self.group.world_size):
             await self.until(rank, lambda snapshot: snapshot.state == "active")
 
-    async def _start(self, name: str, command: str, config: msgspec.Struct) -> None:
+    async def _start(
+        self, name: str, command: str, config: msgspec.Struct, variables: Mapping[str, str] | None = None
+    ) -> None:
         path = self.folder / f"{name}.yaml"
         path.write_bytes(msgspec.json.encode(config))
-        child = await self.children.start(name, [*KVCOORD, command, "--config", str(path), *SERVE])
+        environment = None if variables is None else os.environ | variables
+        arguments = [*KVCOORD, command, "--config", str(path), *SERVE]
+        child = await self.children.start(name, arguments, environment=environment)
         self.running[name] = child
-        await child.ready()
+        self.ready[name] = await child.ready()

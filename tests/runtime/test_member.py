@@ -51,10 +51,9 @@ def on_threads(folder: Path, engine: Engine, *, ranks: int = 2, **options: Any) 
     return results
 
 
-def step(
-    one: Member, number: int, digest: int = 1, votes: list[Vote] | None = None, acks: list[Ack] | None = None
-) -> None:
-    one.send(number, [10], digest, votes or [], acks or [])
+def step(one: Member, number: int, *said: Vote | Ack, digest: int = 1) -> None:
+    votes = [item for item in said if isinstance(item, Vote)]
+    one.send(number, [10], digest, votes, [item for item in said if isinstance(item, Ack)])
 
 
 def test_joining_returns_the_smallest_free_count_of_all_ranks(tmp_path: Path) -> None:
@@ -70,9 +69,8 @@ def test_a_verdict_says_what_all_ranks_voted_and_acked(tmp_path: Path) -> None:
         first = one.take(0)
         step(one, 1, Ack("a", True))
         second = one.take(1)
-        return [(d.operation, d.outcome, d.shortfall) for d in first.decisions], [
-            c.operation for c in second.completions
-        ]
+        decided = [(decision.operation, decision.outcome, decision.shortfall) for decision in first.decisions]
+        return decided, [completion.operation for completion in second.completions]
 
     expected = [("a", Outcome.COMMIT, {}), ("b", Outcome.ABORT, {"host": 4})], ["a"]
     assert on_threads(tmp_path, engine) == [expected, expected]

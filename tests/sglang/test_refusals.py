@@ -70,19 +70,26 @@ def test_a_folder_that_holds_the_package_can_be_checked(tmp_path: Path) -> None:
     assert contract.main([str(tmp_path)]) == 1
 
 
+FLAGS: dict[str, Any] = {
+    "disaggregation_mode": "null",
+    "enable_lmcache": False,
+    "enable_flexkv": False,
+    "enable_unified_cache_external_linker": False,
+}
+"""What is looked at in SGLang's arguments, as a plain engine has it."""
+
+CONTEXT: dict[str, Any] = {
+    "disable_radix_cache": False,
+    "enable_hierarchical_cache": True,
+    "is_hybrid_swa": False,
+    "is_hybrid_ssm": False,
+}
+
+
 def context(**values: Any) -> Any:
     """SGLang's build context of a plain engine, but for these values."""
-    arguments = types.SimpleNamespace(
-        disaggregation_mode="null", **{name: value for name, value in values.items() if name.startswith("enable_lm")}
-    )
-    plain = {
-        "server_args": arguments,
-        "disable_radix_cache": False,
-        "enable_hierarchical_cache": True,
-        "is_hybrid_swa": False,
-        "is_hybrid_ssm": False,
-    }
-    return types.SimpleNamespace(**{**plain, **values})
+    flags = {name: values.pop(name, value) for name, value in FLAGS.items()}
+    return types.SimpleNamespace(server_args=types.SimpleNamespace(**flags), **{**CONTEXT, **values})
 
 
 @pytest.mark.parametrize(
@@ -93,7 +100,7 @@ def context(**values: Any) -> Any:
         ({"is_hybrid_swa": True}, "sliding-window"),
         ({"is_hybrid_ssm": True}, "mamba"),
         ({"enable_lmcache": True}, "has a cache of its own"),
-        ({"server_args": types.SimpleNamespace(disaggregation_mode="decode")}, "disaggregation"),
+        ({"disaggregation_mode": "decode"}, "disaggregation"),
     ],
 )
 def test_what_is_not_supported_is_refused_with_what_to_do(values: dict[str, Any], said: str) -> None:

@@ -1,5 +1,6 @@
 """The storage tier: what one rank's store, pool or clock says is never acted on alone."""
 
+import random
 import tempfile
 import time
 from array import array
@@ -217,3 +218,54 @@ def test_requests_aborted_while_their_pages_are_fetched_leave_nothing_behind() -
     assert first == second
     assert (first["prefetching"], first["locked"]) == (0, 0)
     assert first["host_used"] == first["hit"]
+
+
+def random_requests(stored: Stored, rank: int) -> Any:
+    """The same requests on every rank; each rank's store loses and refuses pages of its own."""
+    shared, own = random.Random("requests"), random.Random(rank)
+    _fail_at_times(stored, own)
+    seen = []
+    for attempt in range(20):
+        stored.handle = CacheRequestHandle(f"request {attempt}", 0)
+        stored.prefetch()
+        if shared.random() < 0.3:
+            stored.engine.step(shared.randrange(4))
+            stored.cache.release_aborted_request(stored.handle)
+        else:
+            seen.append(stored.progress())
+        match = stored.engine.match(TOKENS)
+        seen.append(match.host_hit_length)
+        if match.host_hit_length and shared.random() < 0.5:
+            stored.engine.wipe()
+            loaded, node = stored.engine.load_back(match)
+            seen.append(loaded)
+            assert stored.engine.holds(node, TOKENS)
+            stored.engine.step(4)
+        stored.engine.evict(64)
+        if shared.random() < 0.7:
+            stored.cache.evict_host(64)
+    for _ in range(60):
+        stored.engine.step()
+        time.sleep(0.002)
+    return seen, stored.end()
+
+
+def _fail_at_times(stored: Stored, rng: random.Random) -> None:
+    controller = stored.engine.controller
+    exists, get = controller.storage_backend.batch_exists, controller.page_get_func
+    controller.storage_backend.batch_exists = lambda *asked: max(0, exists(*asked) - rng.choice((0, 0, 1)))
+
+    def get_or_fail(operation: Any, hashes: Any, *rest: Any) -> Any:
+        if rng.random() < 0.2:
+            raise OSError("the store does not answer")
+        return max(0, get(operation, hashes, *rest) - rng.choice((0, 0, 1)))
+
+    controller.page_get_func = get_or_fail
+
+
+@pytest.mark.parametrize("policy", ["wait_complete", "timeout", "best_effort"])
+def test_random_requests_over_stores_that_fail_on_single_ranks_end_alike_and_leak_nothing(policy: str) -> None:
+    first, second = values(play(random_requests, KVCOORD, policy))
+    assert first == second
+    assert (first[1]["prefetching"], first[1]["locked"]) == (0, 0)
+    assert first[1]["host_used"] == first[1]["hit"]

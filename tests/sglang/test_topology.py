@@ -84,7 +84,8 @@ def test_the_lag_covers_how_far_pipeline_stages_run_apart() -> None:
 
 
 def test_every_data_parallel_scheduler_has_a_group_of_its_own() -> None:
-    assert group_suffix(SimpleNamespace(enable_dp_attention=False)) == ""
+    assert group_suffix(SimpleNamespace(attn_dp_rank=0, attn_dp_size=1)) == ""
+    assert group_suffix(SimpleNamespace(attn_dp_rank=3, attn_dp_size=4)) == "-dp3"
 
 
 def settings(environment: dict[str, str], topology: Topology = ALONE) -> Any:

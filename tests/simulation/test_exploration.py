@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvcoord.simulation.exploration import SCOPES, Explorer, Scope
+from kvcoord.simulation.exploration import Explorer
+from kvcoord.simulation.scopes import SCOPES, Scope
 from kvcoord.simulation.variant import Variant, applied
 from kvcoord.simulation.variants import VARIANTS
 

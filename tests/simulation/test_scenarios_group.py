@@ -18,7 +18,7 @@ PHASES: dict[str, Callable[[Script, int], None]] = {
     "voted": lambda script, odd: _full_write(script),
     "copying": lambda script, odd: _copying(script, odd),
     "copied": lambda script, odd: _copied(script),
-    "complete": lambda script, odd: script.cache(A) and None,
+    "complete": lambda script, odd: _complete(script),
 }
 """What the group is doing when the fault comes."""
 
@@ -34,6 +34,10 @@ def _copying(script: Script, odd: int) -> None:
     script.hold_copies(odd)
     script.write(script.acquire(A)[0].lease)
     script.pass_time(0.05)
+
+
+def _complete(script: Script) -> None:
+    script.cache(A)
 
 
 def _copied(script: Script) -> None:

@@ -67,9 +67,7 @@ def test_clocks_that_differ_by_minutes_choose_the_same_victims(tp: int, pp: int)
     script.cache(pages(21, 22))
     assert len({rank.clock.offset_s for rank in script.ranks}) == tp * pp
     script.call(Evict(Tier.HOST, 2))
-    kept = {
-        tuple(script.resident(rank, path, Tier.HOST) for path in (B, pages(21, 22))) for rank in script.everyone
-    }
+    kept = {tuple(script.resident(rank, path, Tier.HOST) for path in (B, pages(21, 22))) for rank in script.everyone}
     assert kept == {(0, 2)}
     script.settle()
     script.check_rest()

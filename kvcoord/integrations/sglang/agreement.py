@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any, NoReturn
 
 import msgspec
+from sglang.srt.runtime_context import get_parallel
 
 from kvcoord.errors import InvariantBroken
 from kvcoord.integrations.sglang.capacity import POOLS, Capacity
@@ -54,7 +55,7 @@ def join(cache: Cache, server_args: Any, params: Any) -> Agreement:
     GroupLost when some of them do not come.
     """
     topology = read_topology(params)
-    lag, suffix = lag_min(server_args, topology), group_suffix(server_args)
+    lag, suffix = lag_min(server_args, topology), group_suffix(get_parallel())
     found = read_settings(os.environ, topology, lag_min=lag, suffix=suffix)
     config = found.config
     if "coordinators" not in found.sources:

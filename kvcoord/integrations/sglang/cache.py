@@ -105,8 +105,10 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
     def _index_digest(self) -> int:
         """What is cheap to read and differs soon after two trees have parted."""
         core = self.tree_core
-        values = (core.evictable_size(), core.protected_size(), core.write_back_duplicate_reclaim_digest)
-        return sum(int(value) * factor for value, factor in zip(values, _MIX, strict=True)) & _MASK
+        evictable: int = core.evictable_size()
+        protected: int = core.protected_size()
+        reclaimed: int = core.write_back_duplicate_reclaim_digest
+        return (evictable * _MIX[0] + protected * _MIX[1] + reclaimed * _MIX[2]) & _MASK
 
     # --- writes to the host ---------------------------------------------------------------------------------------
 

@@ -7,9 +7,9 @@ two frames travels in one message, so a step costs one message each way whatever
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from kvcoord.domain import Agreement, OperationId, OperationKind, Reason
+from kvcoord.domain import OperationId, OperationKind, Reason
 from kvcoord.protocol.digest import Digest
-from kvcoord.protocol.messages import Ack, Decision, Verdict, Vote
+from kvcoord.protocol.messages import Ack, Verdict, Vote
 
 EVENTS_KEPT: Final = 4096
 """Applied events that a rank can still name when digests differ."""
@@ -25,8 +25,6 @@ class Membership(Protocol):
     def send(self, step: int, free: list[int], digest: int, votes: list[Vote], acks: list[Ack]) -> None: ...
 
     def take(self, round_number: int) -> Verdict: ...
-
-    def decide(self, vote: Vote) -> Decision: ...
 
 
 class Rounds:
@@ -63,12 +61,6 @@ class Rounds:
     def event(self, line: str) -> None:
         """Something happened that has to happen on every rank at this point."""
         self.digest.apply(line)
-
-    def decide_smallest(self, operation: OperationId, value: int) -> int:
-        """One round trip: the smallest value of all ranks, 0 when one of them did not answer in time."""
-        vote = Vote(operation, OperationKind.CUSTOM, True, Agreement.MIN, value=value)
-        decision = self._member.decide(vote)
-        return decision.value if isinstance(decision.value, int) else 0
 
     def verdict(self) -> Verdict | None:
         """The verdict that this step applies; None in the first `lag` steps."""

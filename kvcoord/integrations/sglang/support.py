@@ -4,6 +4,7 @@ A configuration that is not covered is refused when the engine starts. It is nev
 takes alone.
 """
 
+from importlib.metadata import version
 from typing import Any
 
 from kvcoord.errors import UsageError
@@ -21,9 +22,9 @@ def refuse_before_building(context: Any) -> None:
         fix = "kvcoord agrees on the host tier: add --enable-hierarchical-cache or drop --radix-cache-backend kvcoord"
         _refuse("--enable-hierarchical-cache", False, fix)
     for flag in ("enable_lmcache", "enable_flexkv", "enable_unified_cache_external_linker"):
-        if getattr(arguments, flag, False):
+        if getattr(arguments, flag):
             _refuse(flag, True, f"has a cache of its own, which kvcoord does not know: drop it, or {_INSTEAD}")
-    if arguments.disaggregation_mode not in (None, "null"):
+    if arguments.disaggregation_mode != "null":
         fix = f"prefill-decode disaggregation decides outside the cache's step: {_INSTEAD}"
         _refuse("--disaggregation-mode", arguments.disaggregation_mode, fix)
     if context.is_hybrid_swa or context.is_hybrid_ssm:
@@ -58,15 +59,13 @@ def lag_min(arguments: Any, topology: Topology) -> int:
     """How many steps the first stage of this engine may be ahead of the last one: the smallest lag that never waits."""
     if topology.pp == 1:
         return 1
-    return topology.pp + int(getattr(arguments, "pp_async_batch_depth", 0) or 0)
+    return topology.pp + int(arguments.pp_async_batch_depth)
 
 
 def settings_fingerprint(cache: Any, arguments: Any) -> dict[str, str | int]:
     """What all ranks must have set alike, by the name it has in SGLang."""
-    import sglang
-
     return {
-        "sglang": sglang.__version__,
+        "sglang": version("sglang"),
         "page_size": cache.page_size,
         "tree_core": type(cache.tree_core).__name__,
         "hicache_write_policy": cache.cache_controller.write_policy,
@@ -77,13 +76,9 @@ def settings_fingerprint(cache: Any, arguments: Any) -> dict[str, str | int]:
     }
 
 
-def group_suffix(arguments: Any) -> str:
+def group_suffix(parallel: Any) -> str:
     """With data-parallel attention every data-parallel rank has a scheduler, and so a group, of its own."""
-    if not arguments.enable_dp_attention:
-        return ""
-    from sglang.srt.runtime_context import get_parallel
-
-    return f"-dp{get_parallel().attn_dp_rank}"
+    return f"-dp{parallel.attn_dp_rank}" if parallel.attn_dp_size > 1 else ""
 
 
 def _refuse(field: str, value: object, fix: str) -> None:

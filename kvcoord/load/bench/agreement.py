@@ -47,7 +47,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     """How long a benchmark measures: blocks of each subject in a case, and acts in a block."""
 
     blocks: int = 3
-    acts: int = 200
+    acts: int = 100
 
 
 QUICK: Final = Effort(blocks=1, acts=20)

@@ -11,6 +11,7 @@ from typing import Final, cast
 import msgspec
 
 from kvcoord.load.bench.agreement import QUICK, Effort, agreement
+from kvcoord.load.bench.cells import cell
 from kvcoord.load.bench.coordinator import RESIDENT_BYTES_MAX, CoordinatorRow, coordinator
 from kvcoord.load.bench.copies import CopyRow, copies
 from kvcoord.load.bench.index import IndexRow, PeerPlace, index
@@ -75,8 +76,8 @@ def _latency(row: LatencyRow) -> BudgetRow:
     return BudgetRow(
         what=f"{row.case}, {row.ranks} ranks",
         budget=row.budget,
-        measured=f"p50 {row.p50_us:.3g}, p99 {row.p99_us:.3g} us",
-        peer=f"{row.peer}: p50 {row.peer_p50_us:.3g}, p99 {row.peer_p99_us:.3g} us",
+        measured=f"p50 {cell(row.p50_us)}, p99 {cell(row.p99_us)} us",
+        peer=f"{row.peer}: p50 {cell(row.peer_p50_us)}, p99 {cell(row.peer_p99_us)} us",
         ratio=row.ratio_p50,
         met=row.met,
     )

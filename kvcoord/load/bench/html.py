@@ -17,7 +17,7 @@ p.where, li { color: #57606a; } .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; } th { text-align: left; background: #f6f8fa; }
 th, td { padding: 3px 8px; border-bottom: 1px solid #eaeef2; vertical-align: top; }
 td.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-td.met { color: #1a7f37; font-weight: 600; } td.unmet { color: #d1242f; font-weight: 600; }
+td.met, td.unmet { font-weight: 600; white-space: nowrap; } td.met { color: #1a7f37; } td.unmet { color: #d1242f; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(520px, 1fr)); gap: 0 1.2rem; }
 svg { width: 100%; height: auto; } svg .grid { stroke: #eaeef2; stroke-width: 1; }
 svg .axis { font: 13px system-ui, sans-serif; fill: #1f2328; }

@@ -1,7 +1,7 @@
 """The process of one engine under chaos: plays its trace on and on, and begins a new life whenever its group does.
 
-Run as `python -m kvcoord.load.chaos.engine`; its plan is the first line of its standard input. A life begins with a vote
-on where in the trace to go on, so that engines that were started again and those that were not play the same.
+Run as `python -m kvcoord.load.chaos.engine`; its plan is the first line of its standard input. A life begins with a
+vote on where in the trace to go on, so that engines that were started again and those that were not play the same.
 """
 
 import os

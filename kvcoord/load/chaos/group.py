@@ -1,4 +1,4 @@
-"""The processes of a run under chaos: coordinators, and a worker, an engine and links to the coordinators for each rank.
+"""The processes of a run under chaos: coordinators, and for each rank a worker, an engine and lines to them.
 
 All are kept running as a service manager would. What they tell, and what is wrong with it, is collected here; what
 befalls them is decided elsewhere.
@@ -52,7 +52,7 @@ MISBEHAVED: Final = frozenset({"Diverged", "JoinRefused", "DeadlineExceeded", "U
 
 
 class ChaosGroup:
-    """`violations` says what must not have happened. `on_progress` is called whenever an engine has told how far it is."""
+    """`violations` says what must not have happened. `on_progress` is called when an engine has told how far it is."""
 
     def __init__(self, folder: Path, children: Children, ranks: int) -> None:
         self.ranks = range(ranks)

@@ -31,18 +31,21 @@ class Link:
         self._listen, self._target = listen, target
         self._server: asyncio.Server | None = None
         self._open: set[StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._up, self._down = asyncio.Event(), asyncio.Event()
         self._up.set()
         self._down.set()
 
     async def open(self) -> None:
-        self._server = await asyncio.start_unix_server(self._serve, self._listen)
+        self._server = await asyncio.start_unix_server(self._accept, self._listen)
 
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
             self.set(LinkState.CUT)
             await self._server.wait_closed()
+            if self._serving:
+                await asyncio.wait(self._serving)
             self._listen.unlink(missing_ok=True)
 
     def set(self, state: LinkState) -> None:
@@ -56,6 +59,11 @@ class Link:
         if state is LinkState.CUT:
             for writer in list(self._open):
                 writer.transport.abort()
+
+    def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         if self.state is LinkState.CUT:

@@ -54,6 +54,11 @@ def fault_rows(recoveries: Sequence[tuple[FaultKind, float | None]]) -> list[Fau
     return rows
 
 
+def _memory(kind: str, grown: Growth) -> str:
+    settled, growth = grown.settled_bytes_max / 2**20, grown.growth_bytes_max / 2**20
+    return f"{kind}: {settled:.0f} MiB, in {grown.lives} long lives grown by {growth:.1f} MiB at most"
+
+
 def table(summary: ChaosSummary) -> list[Table | Text]:
     """For a rich console."""
     faults = Table(title=f"seed {summary.seed}, {summary.ranks} ranks, {summary.seconds:.0f} s", title_justify="left")
@@ -67,11 +72,7 @@ def table(summary: ChaosSummary) -> list[Table | Text]:
     lines = [
         f"requests {summary.requests:,}, pages verified {summary.pages_verified:,}, corrupt {summary.pages_corrupt:,}",
         f"longest step {summary.step_max_s:.2f} s; engines began anew after: {ended}",
-        *(
-            f"{kind}: {grown.settled_bytes_max / 2**20:.0f} MiB, grown by {grown.growth_bytes_max / 2**20:.1f} MiB at most"
-            f" over {grown.lives} long lives"
-            for kind, grown in summary.memory.items()
-        ),
+        *(_memory(kind, grown) for kind, grown in summary.memory.items()),
     ]
     texts = [Text(line) for line in lines]
     texts += [Text(f"VIOLATION {violation}", "red") for violation in summary.violations]

@@ -1,7 +1,7 @@
 """One run under chaos: faults for a while, then calm, then the promises checked from the outside.
 
-Checked are: every page read is right, the ranks end equal, nothing leaks, no call takes longer than its limit, the group
-comes together again after every fault, nothing ends by itself, memory is flat, and nothing is left behind.
+Checked are: every page read is right, the ranks end equal, nothing leaks, no call takes longer than its limit, the
+group comes together again after every fault, nothing ends by itself, memory is flat, and nothing is left behind.
 """
 
 import asyncio
@@ -175,11 +175,9 @@ def _wrong(reports: Sequence[ChaosReport], workers: Sequence[WorkerSnapshot]) ->
         wrong += [
             f"rank {worker.rank} leaks {leak.pages} pages of {leak.tier}.{leak.pool}" for leak in leaks_of(worker)
         ]
-        if worker.leases_open or worker.operations_open or worker.divergences:
-            counts = (
-                f"{worker.leases_open} leases, {worker.operations_open} operations, {worker.divergences} divergences"
-            )
-            wrong.append(f"rank {worker.rank} ends with {counts}")
+        for field in ("leases_open", "operations_open", "divergences"):
+            if getattr(worker, field):
+                wrong.append(f"rank {worker.rank} ends with {field}={getattr(worker, field)}")
     return wrong
 
 

@@ -1,27 +1,19 @@
-"""Broken variants of the protocol's machines: coordinator, ranks, recovery."""
+"""Broken variants of the protocol's machines on the side of the coordinator, and of recovery."""
 
 from typing import Any, Final
 
 import msgspec
 
-from kvcoord.domain import Outcome, Reason
+from kvcoord.domain import Reason
 from kvcoord.protocol import group as group_module
 from kvcoord.protocol import recovery
 from kvcoord.protocol import rounds as rounds_module
 from kvcoord.protocol.ballot import Ballot, Tally, ranks_in
-from kvcoord.protocol.effects import Apply
 from kvcoord.protocol.group import GroupMachine
 from kvcoord.protocol.membership import Membership
-from kvcoord.protocol.messages import Completion, Decision
-from kvcoord.protocol.rank import RankMachine
-from kvcoord.protocol.rank_membership import RankState
-from kvcoord.protocol.rank_rounds import RankRounds
-from kvcoord.protocol.rank_stream import RankStream
+from kvcoord.protocol.messages import Completion
 from kvcoord.protocol.stream import StreamTable
 from kvcoord.protocol.transfers import TransferTable
-from kvcoord.simulation.exploration import Scope
-from kvcoord.simulation.nodes import RankNode
-from kvcoord.simulation.rank import SimulatedRank
 from kvcoord.simulation.shape import Options
 from kvcoord.simulation.variant import Patch, Variant
 
@@ -99,33 +91,6 @@ def _failed_copies_are_forgotten() -> list[Patch]:
     return [(TransferTable, "record", record), (TransferTable, "expire", expire)]
 
 
-def _rank_times_out_alone() -> list[Patch]:
-    original = RankMachine.tick
-
-    def tick(self: Any, now: float) -> Any:
-        effects = original(self, now)
-        for operation, (_, at) in list(self.stream._votes.items()):
-            if at + 0.4 <= now and self.active:
-                del self.stream._votes[operation]
-                effects.append(Apply(Decision(operation, Outcome.ABORT, 0, None, Reason.VOTE_TIMEOUT, 0)))
-        return effects
-
-    return [(RankMachine, "tick", tick)]
-
-
-def _old_decisions_are_taken() -> list[Patch]:
-    original = RankMachine._entry
-
-    def entry(self: Any, message: Any) -> Any:
-        state, self.membership.state = self.membership.state, RankState.ACTIVE
-        try:
-            return original(self, msgspec.structs.replace(message, epoch=self.epoch))
-        finally:
-            self.membership.state = state
-
-    return [(RankMachine, "_entry", entry)]
-
-
 def _old_votes_are_counted() -> list[Patch]:
     original = GroupMachine.step
 
@@ -135,17 +100,6 @@ def _old_votes_are_counted() -> list[Patch]:
         return original(self, peer, message, now)
 
     return [(GroupMachine, "step", step)]
-
-
-def _gaps_are_ignored() -> list[Patch]:
-    original = RankStream.take
-
-    def take(self: Any, entry: Any) -> bool:
-        if entry.sequence > self.sequence:
-            self.sequence = entry.sequence - 1
-        return original(self, entry)
-
-    return [(RankStream, "take", take)]
 
 
 def _known_commits_are_aborted() -> list[Patch]:
@@ -180,19 +134,6 @@ def _activates_without_a_rank() -> list[Patch]:
     return [(Membership, "complete", complete)]
 
 
-def _stays_with_two_coordinators() -> list[Patch]:
-    """A rank that has said Hello elsewhere still takes what its old coordinator decides."""
-
-    def any_connection(self: Any, peer: bytes) -> bool:
-        return True
-
-    return [
-        *_old_decisions_are_taken(),
-        (RankNode, "is_current", any_connection),
-        (SimulatedRank, "is_current", any_connection),
-    ]
-
-
 def _takes_back_a_lost_rank() -> list[Patch]:
     """The next life of a member takes its place in the running epoch, as if nothing had happened."""
     original = Membership._admit
@@ -210,39 +151,8 @@ def _takes_back_a_lost_rank() -> list[Patch]:
     return [(Membership, "_admit", admit)]
 
 
-def _applies_verdicts_on_arrival() -> list[Patch]:
-    original = RankRounds.due
-
-    def due(self: Any, step: int) -> Any:
-        at = original(self, step)
-        return at if at is None or self.last_verdict < at else self.last_verdict
-
-    return [(RankRounds, "due", due)]
-
-
 def _capacity_is_the_largest() -> list[Patch]:
     return [(rounds_module, "min", max)]
-
-
-def _forgets_votes_of_closed_rounds() -> list[Patch]:
-    original = RankRounds.frame
-
-    def frame(self: Any, *arguments: Any) -> Any:
-        if self._votes and self.last_frame % 3 == 2:
-            self._votes = []
-        return original(self, *arguments)
-
-    return [(RankRounds, "frame", frame)]
-
-
-def _votes_change() -> list[Patch]:
-    original = RankStream.overdue_votes
-
-    def overdue_votes(self: Any, now: float, retry_s: float) -> Any:
-        votes = original(self, now, retry_s)
-        return [msgspec.structs.replace(vote, yes=False, reason=Reason.BUSY) for vote in votes]
-
-    return [(RankStream, "overdue_votes", overdue_votes)]
 
 
 def _timeouts_blame_nobody() -> list[Patch]:
@@ -278,44 +188,19 @@ def _old_votes_decide_again() -> list[Patch]:
     return [(StreamTable, "votes_on", votes_on)]
 
 
-def _lost_votes_stay_lost() -> list[Patch]:
-    def overdue_votes(self: Any, now: float, retry_s: float) -> list[Any]:
-        return []
-
-    def expire(self: Any, now: float) -> list[Any]:
-        return []
-
-    def deadline(self: Any) -> None:
-        return None
-
-    return [
-        (RankStream, "overdue_votes", overdue_votes),
-        (StreamTable, "expire", expire),
-        (StreamTable, "deadline", deadline),
-    ]
-
-
-PROTOCOL_VARIANTS: Final = (
+COORDINATOR_VARIANTS: Final = (
     Variant(name="acks_counted", breaks="acks are counted without saying whose", make=_acks_counted),
     Variant(name="duplicate_vote_counts", breaks="a vote that comes twice counts for two", make=_duplicate_votes_count),
     Variant(name="majority_commits", breaks="most votes are enough for COMMIT", make=_majority_commits),
     Variant(name="completes_at_second_ack", breaks="two acks complete an operation", make=_completes_at_first_ack),
     Variant(name="failed_copy_landed", breaks="a failed copy counts as landed", make=_failed_copies_count_as_landed),
     Variant(name="retract_forgotten", breaks="a failed copy is never retracted", make=_failed_copies_are_forgotten),
-    Variant(name="local_timeout_decides", breaks="a rank that has voted gives up alone", make=_rank_times_out_alone),
-    Variant(
-        name="old_decision_taken",
-        breaks="a rank takes decisions of an old epoch",
-        make=_old_decisions_are_taken,
-        options=_OLD,
-    ),
     Variant(
         name="old_vote_counted",
         breaks="a coordinator counts votes of an old epoch",
         make=_old_votes_are_counted,
         options=_OLD,
     ),
-    Variant(name="gap_ignored", breaks="a gap in the sequence is skipped", make=_gaps_are_ignored, options=_STREAMING),
     Variant(
         name="known_commit_aborted",
         breaks="at recovery what one rank doubts is aborted although another knows its COMMIT",
@@ -332,21 +217,9 @@ PROTOCOL_VARIANTS: Final = (
         name="active_without_a_rank", breaks="an epoch begins before all have accepted", make=_activates_without_a_rank
     ),
     Variant(
-        name="two_coordinators",
-        breaks="a rank that has moved on still takes its old coordinator's decisions",
-        make=_stays_with_two_coordinators,
-        scope=Scope(name="two changes of coordinator", coordinators=2, suspect=2),
-    ),
-    Variant(
         name="next_life_taken_for_the_last",
         breaks="a restarted rank goes on in the running epoch",
         make=_takes_back_a_lost_rank,
-    ),
-    Variant(
-        name="verdict_on_arrival",
-        breaks="a verdict is applied when it comes, not at its step",
-        make=_applies_verdicts_on_arrival,
-        options=_LOCKSTEP,
     ),
     Variant(
         name="capacity_of_the_largest",
@@ -354,13 +227,6 @@ PROTOCOL_VARIANTS: Final = (
         make=_capacity_is_the_largest,
         options=_LOCKSTEP,
     ),
-    Variant(
-        name="deferred_votes_lost",
-        breaks="votes that wait for a frame are dropped now and then",
-        make=_forgets_votes_of_closed_rounds,
-        options=_LOCKSTEP,
-    ),
-    Variant(name="vote_changes", breaks="a vote that is said again says no", make=_votes_change),
     Variant(name="nobody_blamed", breaks="a vote timeout names no rank", make=_timeouts_blame_nobody),
     Variant(name="shortfall_dropped", breaks="an abort does not say how short", make=_shortfalls_are_dropped),
     Variant(name="decisions_kept", breaks="decisions are remembered for ever", make=_decisions_are_kept_for_ever),
@@ -369,11 +235,5 @@ PROTOCOL_VARIANTS: Final = (
         breaks="a late vote opens an operation again that was decided and forgotten",
         make=_old_votes_decide_again,
         options=Options(ranks=3, fault_s=10.0, lockstep=False, faults=8, fault_kinds=_LATE, decisions_kept_max=6),
-    ),
-    Variant(
-        name="vote_never_repeated",
-        breaks="a lost vote is not said again and has no deadline",
-        make=_lost_votes_stay_lost,
-        options=_STREAMING,
     ),
 )
