@@ -106,6 +106,8 @@ class WorkerMachine:
         if len(self._queue) >= self._calls_max:
             fix = f"at most calls_waiting_max={self._calls_max} may wait: wait for answers first"
             self.cache.state.reply((session, number), failed(UsageError("calls", len(self._queue), fix)))
+        elif self._renewed is not None and not isinstance(call, Match):
+            self.cache.state.reply((session, number), self._renewed)
         else:
             self._queue.append((session, number, call))
         return self._after([], now)
@@ -272,9 +274,6 @@ class WorkerMachine:
             return True
         if not ready:
             return False
-        if self._renewed is not None:
-            cache.state.reply(who, self._renewed)
-            return True
         if isinstance(call, Agree):
             self._agreements.propose(call, who, self.cache.state, self.consensus)
             return True
@@ -365,7 +364,7 @@ class WorkerMachine:
         kept = self.host.pages(self.cache.state)
         replies = [effect for effect in self.cache.state.effects if isinstance(effect, Reply)]
         answered = {(reply.session, reply.call) for reply in replies}
-        waiting = {(session, number) for session, number, _ in self._queue}
+        waiting = [(session, number) for session, number, _ in self._queue]
         self.cache.abandon()
         self.cache, self.consensus = self._make_cache()
         self.host.inherit(kept, self.cache.state)
@@ -373,9 +372,9 @@ class WorkerMachine:
         if self._begun:
             self.renewals += 1
             self._renewed = Failed("GroupRenewed", [self.group, self._last_cause])
-            for session, number in self._unanswered:
-                if (session, number) not in answered and (session, number) not in waiting:
-                    self.cache.state.reply((session, number), self._renewed)
+            self._queue.clear()
+            for who in [who for who in dict.fromkeys([*self._unanswered, *waiting]) if who not in answered]:
+                self.cache.state.reply(who, self._renewed)
         if isinstance(self.consensus, AgreedConsensus):
             self.consensus.ledger.begin(self._activation.capacity)
             self.consensus.now = self._now

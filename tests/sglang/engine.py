@@ -9,6 +9,7 @@ import types
 import warnings
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from tests.sglang import stubs
@@ -85,99 +86,114 @@ class Groups:
                 self.pp_group = group
 
 
+@dataclass(frozen=True)
+class Options:
+    """How one rank's engine is set up. Sizes are in slots of one token."""
+
+    backend: str | None = KVCOORD
+    device_slots: int = 256
+    host_slots: int = 512
+    page_size: int = 1
+    write_policy: str = "write_through"
+    tree_core: str | None = None
+    storage: str | None = None
+    storage_options: str | None = None
+    file_storage_path: str | None = None
+    prefetch_policy: str = "best_effort"
+    attention_groups: tuple[Any, Any] = (None, None)
+
+
+def _arguments(options: Options, groups: Groups) -> Any:
+    """SGLang's command line, as it would be for this engine."""
+    return ServerArgs(
+        model_path="dummy",
+        device="cpu",
+        page_size=options.page_size,
+        tp_size=groups.tp,
+        pp_size=groups.pp,
+        enable_hierarchical_cache=True,
+        hicache_ratio=(options.host_slots - options.page_size) / options.device_slots,
+        hicache_size=0,
+        hicache_write_policy=options.write_policy,
+        hicache_io_backend="direct",
+        hicache_mem_layout="layer_first",
+        hicache_storage_backend=options.storage,
+        hicache_storage_backend_extra_config=options.storage_options,
+        file_storage_path=options.file_storage_path,
+        hicache_storage_prefetch_policy=options.prefetch_policy,
+        radix_cache_backend=options.backend,
+    )
+
+
+def _device_pool(options: Options) -> Any:
+    return MHATokenToKVPool(
+        size=options.device_slots,
+        page_size=options.page_size,
+        dtype=torch.float32,
+        head_num=HEADS,
+        head_dim=HEAD_DIM,
+        layer_num=LAYERS,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+
+
+def _allocator(options: Options, pool: Any) -> Any:
+    shared: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "kvcache": pool, "need_sort": False}
+    if options.page_size == 1:
+        return TokenToKVPoolAllocator(size=options.device_slots, **shared)
+    return PagedTokenToKVPoolAllocator(size=options.device_slots, page_size=options.page_size, **shared)
+
+
 class Engine:
     """One rank's cache, allocator and device pool, and what a scheduler does with them.
 
     The KV of a token in layer l is `token + l` (V: its negative), so every row tells whose it is.
     """
 
-    def __init__(
-        self,
-        groups: Groups | None = None,
-        *,
-        backend: str | None = KVCOORD,
-        device_slots: int = 256,
-        host_slots: int = 512,
-        page_size: int = 1,
-        write_policy: str = "write_through",
-        tree_core: str | None = None,
-        storage: str | None = None,
-        storage_options: str | None = None,
-        prefetch_policy: str = "best_effort",
-        attention_groups: tuple[Any, Any] = (None, None),
-        **overrides: Any,
-    ) -> None:
+    def __init__(self, groups: Groups | None = None, **options: Any) -> None:
+        self.options = Options(**options)
+        self.page_size = self.options.page_size
         groups = groups or Groups()
-        self.page_size = page_size
-        arguments = ServerArgs(
-            model_path="dummy",
-            device="cpu",
-            page_size=page_size,
-            tp_size=groups.tp,
-            pp_size=groups.pp,
-            enable_hierarchical_cache=True,
-            hicache_ratio=(host_slots - page_size) / device_slots,
-            hicache_size=0,
-            hicache_write_policy=write_policy,
-            hicache_io_backend="direct",
-            hicache_mem_layout="layer_first",
-            hicache_storage_backend=storage,
-            hicache_storage_backend_extra_config=storage_options,
-            hicache_storage_prefetch_policy=prefetch_policy,
-            radix_cache_backend=backend,
-            **overrides,
-        )
+        arguments = _arguments(self.options, groups)
         publish(arguments, role="test", ranks=SpawnRanks(world_rank=groups.rank))
-        self.kv = MHATokenToKVPool(
-            size=device_slots,
-            page_size=page_size,
-            dtype=torch.float32,
-            head_num=HEADS,
-            head_dim=HEAD_DIM,
-            layer_num=LAYERS,
-            device="cpu",
-            enable_memory_saver=False,
-        )
-        self.allocator = self._make_allocator(device_slots)
-        requests = ReqToTokenPool(size=16, max_context_len=4096, device="cpu", enable_memory_saver=False)
+        self.kv = _device_pool(self.options)
+        self.allocator = _allocator(self.options, self.kv)
+        self.context = self._context(arguments, groups)
+        self.cache: Any = create_tree_cache(self.context)
+        self.cache.load_back_threshold = 0
+        for entry in self.cache.cache_controller.mem_pool_host.entries:
+            entry.host_pool.pin_memory = False
+
+    def _context(self, arguments: Any, groups: Groups) -> Any:
+        """What SGLang's scheduler builds a cache from."""
         parameters = CacheInitParams(
             disable=False,
-            req_to_token_pool=requests,
+            req_to_token_pool=ReqToTokenPool(size=16, max_context_len=4096, device="cpu", enable_memory_saver=False),
             token_to_kv_pool_allocator=self.allocator,
-            page_size=page_size,
+            page_size=self.page_size,
             tp_cache_group=groups.tp_group,
-            attn_tp_cache_group=attention_groups[0],
-            attn_cp_cache_group=attention_groups[1],
+            attn_tp_cache_group=self.options.attention_groups[0],
+            attn_cp_cache_group=self.options.attention_groups[1],
             pp_cache_group=groups.pp_group if groups.pp > 1 else None,
             pp_rank=groups.pp_rank,
             pp_size=groups.pp,
             eviction_policy="lru",
-            tree_core_backend=tree_core,
+            tree_core_backend=self.options.tree_core,
         )
-        worker = types.SimpleNamespace(register_hicache_layer_transfer_counter=lambda counter: None)
-        self.context = TreeCacheBuildContext(
+        return TreeCacheBuildContext(
             server_args=arguments,
             params=parameters,
             is_hybrid_swa=False,
             is_hybrid_ssm=False,
             enable_hierarchical_cache=True,
             disable_radix_cache=False,
-            tp_worker=worker,
+            tp_worker=types.SimpleNamespace(register_hicache_layer_transfer_counter=lambda counter: None),
             model_config=None,
             tp_size=groups.tp,
             tp_rank=groups.tp_rank,
             tp_group=groups.tp_group,
         )
-        self.cache: Any = create_tree_cache(self.context)
-        self.cache.load_back_threshold = 0
-        for entry in self.cache.cache_controller.mem_pool_host.entries:
-            entry.host_pool.pin_memory = False
-
-    def _make_allocator(self, device_slots: int) -> Any:
-        options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "kvcache": self.kv, "need_sort": False}
-        if self.page_size == 1:
-            return TokenToKVPoolAllocator(size=device_slots, **options)
-        return PagedTokenToKVPoolAllocator(size=device_slots, page_size=self.page_size, **options)
 
     @property
     def host(self) -> Any:
