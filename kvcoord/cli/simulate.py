@@ -4,6 +4,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import click
 import msgspec
@@ -17,7 +18,7 @@ from kvcoord.simulation.exploration import explore_scopes
 from kvcoord.simulation.shape import Options
 from kvcoord.simulation.variants import search_all
 
-STORY_LINES_SHOWN = 60
+STORY_LINES_SHOWN: Final = 60
 
 
 @click.command()

@@ -6,7 +6,7 @@ ranks agree on what they keep (`controller.kept`), nor where the bytes are.
 """
 
 from kvcoord.controller.consensus import Consensus
-from kvcoord.controller.kept import HostPages, Keeping, host_pages
+from kvcoord.controller.kept import NOTHING, HostPages, Keeping, host_pages
 from kvcoord.controller.state import CacheState
 from kvcoord.controller.tiers import INDEX
 from kvcoord.domain import Tier
@@ -39,11 +39,15 @@ class HostTier:
         self._keeping.hold(pages, state)
 
     def pages(self, state: CacheState) -> HostPages:
-        """What could go into a new history."""
+        """What could go into a new history: nothing, when an engine of another model has come already."""
+        if self._forgetting:
+            return NOTHING
         return host_pages(state, self._model) if self.settled else self._keeping.pages
 
     def held(self, state: CacheState) -> int:
         """How many pages that is."""
+        if self._forgetting:
+            return 0
         if not self.settled:
             return self._keeping.pages.count
         return state.tree.pages(Tier.HOST) if self._model else 0

@@ -45,9 +45,6 @@ class Promise:
     def broken(self, detail: str, operation: OperationId = "") -> Violation:
         return Violation(self.name, detail, operation)
 
-    def new_life(self, rank: SimulatedRank) -> None:
-        """A rank's machine is about to be made anew."""
-
     def event(self, rank: SimulatedRank, history: int, index: int, text: str) -> None:
         """A rank has applied the event `text`, its `index`-th of this history."""
 

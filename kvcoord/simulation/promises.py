@@ -62,10 +62,6 @@ class Promises:
     def count(self, cause: str) -> None:
         self.ignored[cause] = self.ignored.get(cause, 0) + 1
 
-    def new_life(self, rank: SimulatedRank) -> None:
-        for promise in self.all:
-            promise.new_life(rank)
-
     def event(self, rank: SimulatedRank, history: int, index: int, text: str) -> None:
         self._world.story.applied(rank.name, text)
         for promise in self._event:

@@ -161,7 +161,6 @@ class SimulatedRank(Process):
     def _new_machine(self) -> None:
         self._world.incarnations += 1
         self.incarnation = self._world.incarnations
-        self._world.promises.new_life(self)
         self.worker = make_worker(self._config, self.incarnation, self._watch)
 
     def _watch(self, state: CacheState) -> None:

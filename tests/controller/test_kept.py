@@ -133,6 +133,22 @@ def test_pages_of_another_model_or_of_an_unnamed_one_are_dropped_on_all_ranks(mo
     lives.check()
 
 
+def test_pages_are_never_passed_on_under_the_name_of_an_engine_that_came_before_its_machine() -> None:
+    """Copies of the last engine still run, so the next one registers with the machine that has left."""
+    lives = warm()
+    lives.register("another")
+    assert lives.bequests() == [NOTHING, NOTHING]
+    assert [worker.host.held(worker.cache.state) for worker in lives.workers] == [0, 0]
+
+
+def test_pages_that_are_not_agreed_yet_are_not_voted_on_for_an_engine_of_another_model() -> None:
+    lives = warm()
+    lives.next_life(lives.bequests(), model="another")
+    assert all(worker.rank is not None and worker.rank.stream.sequence == 0 for worker in lives.workers)
+    lives.serve(PROMPTS[0])
+    lives.check()
+
+
 def test_pages_of_an_engine_that_named_no_model_are_not_kept() -> None:
     lives = Lives(2, 40, 40, model="")
     lives.serve(PROMPTS[0])

@@ -129,6 +129,24 @@ def test_what_a_new_history_decides_while_old_copies_end_is_applied_afterwards()
     assert states[0].digest.chain != 1
 
 
+def test_calls_from_before_a_renewal_never_reach_the_new_history() -> None:
+    """They waited until it was agreed what is kept, and were taken after the engine had registered again."""
+    script = Script(2, model="m")
+    script.cache(A)
+    engine = script.engines[0]
+    first, second = (engine.ask(Agree(name, True)) for name in ("first", "second"))
+    script.engines[1].restart()
+    script.wait(lambda: first in engine.answers)
+    script.ranks[0].register()
+    script.pass_time(0.1)
+    for number in (first, second):
+        answer = engine.answers[number]
+        assert isinstance(answer, Failed)
+        assert answer.error == "GroupRenewed"
+    assert script.ranks[0].machine.stream.undecided() == []
+    script.close()
+
+
 def test_a_late_vote_of_the_engines_own_is_applied_once() -> None:
     """A rank that came to it after the decision applied it a second time, out of order."""
     script = Script(2, lockstep=False)

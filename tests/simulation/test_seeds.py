@@ -18,7 +18,28 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 FRESH_SEEDS = 200
 BATCHES = 8
 
+HARD = Options(
+    ranks=3,
+    faults=25,
+    fault_kinds=(
+        "crash_coordinator",
+        "crash_rank",
+        "restart_engine",
+        "cut_up",
+        "cut_down",
+        "pause_rank",
+        "pause_coordinator",
+        "hold_copies",
+        "delay",
+        "reorder",
+        "fail_copies",
+        "isolate",
+    ),
+)
+"""One fault after another."""
+
 FAILED_ONCE = [
+    (HARD, 7120, "calls from before a renewal were taken in the new history"),
     (Options(ranks=2), 34, "a suspended rank aborted what the others committed without it"),
     (Options(ranks=4), 400, "a suspended rank aborted for another reason than the group"),
     (Options(ranks=2), 90, "calls of the next engine were taken by a machine that had left"),
@@ -48,6 +69,11 @@ def test_no_promise_breaks_under_fresh_seeds(batch: int) -> None:
     options = Options(ranks=(2, 3, 4, 4)[batch % 4], steps=20, fault_s=8.0)
     first = base + batch * count
     assert report_of(options, range(first, first + count)) == ""
+
+
+@pytest.mark.parametrize("seed", [0, 20])
+def test_no_promise_breaks_where_one_fault_follows_the_other(seed: int) -> None:
+    assert report_of(HARD, range(seed, seed + 20)) == ""
 
 
 @pytest.mark.parametrize("seed", range(4))
