@@ -254,7 +254,7 @@ class Membership:
     def _answer(self, member: Member, now: float) -> list[CoordinatorEffect]:
         """To a Hello of a member. One in an active group can only be a late copy, and its sender is past it."""
         if self.state is GroupState.PREPARING:
-            return [Send((member.peer,), Prepare(self.epoch, member.attach))]
+            return [Send((member.peer,), Prepare(self.epoch, member.attach, self.lost_rank))]
         missing = [rank for rank in range(self.world_size) if rank not in self.members]
         if missing or self.state is GroupState.ACTIVE:
             return [Send((member.peer,), Waiting(self._incarnation, member.attach, missing))]
@@ -266,7 +266,7 @@ class Membership:
         for rank in sorted(self.members):
             other = self.members[rank]
             other.report = other.activate = None
-            effects.append(Send((other.peer,), Prepare(self.epoch, other.attach)))
+            effects.append(Send((other.peer,), Prepare(self.epoch, other.attach, self.lost_rank)))
         return effects
 
     def _remind(self, member: Member, epoch: int) -> list[CoordinatorEffect]:
@@ -274,7 +274,7 @@ class Membership:
         if self.state is GroupState.GATHERING:
             return [Send((member.peer,), Suspended(epoch, self.lost_rank, self.cause))]
         if self.state is GroupState.PREPARING and member.report is None:
-            return [Send((member.peer,), Prepare(self.epoch, member.attach))]
+            return [Send((member.peer,), Prepare(self.epoch, member.attach, self.lost_rank))]
         return [Send((member.peer,), Alive(self.epoch, self._incarnation, 0))]
 
     # --- contenders -----------------------------------------------------------------------------------------------

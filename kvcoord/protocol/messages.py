@@ -269,10 +269,14 @@ class Refused(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froze
 
 
 class Prepare(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=42):
-    """All ranks have said Hello: the proposed epoch, for the attachment with this number."""
+    """All ranks have said Hello: the proposed epoch, for the attachment with this number.
+
+    `lost` is the rank that ended the epoch before, -1 for none: a rank may have missed that.
+    """
 
     epoch: int
     attach: int
+    lost: Rank = -1
 
 
 class Activate(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=43):

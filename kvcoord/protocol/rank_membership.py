@@ -156,7 +156,7 @@ class RankMembership:
             return self._ignore("stale_prepare")
         effects: list[RankEffect] = []
         if self.active:
-            effects = self._suspend(Reason.RANK_LOST, -1, "a rank was lost, the group joins anew", now)
+            effects = self._suspend(Reason.RANK_LOST, prepare.lost, f"rank {prepare.lost} was lost", now)
         self.epoch = prepare.epoch
         self.state = RankState.ACCEPTED
         self.attachment.beaten(now)

@@ -143,7 +143,7 @@ def test_the_next_life_on_the_same_connection_takes_the_place_of_the_former() ->
     machine = coordinator()
     peers = working(machine)
     effects = machine.step(peers[1], hello(rank=1, incarnation=2), 1.0)
-    assert answers(effects, peers[1])[-1] == Prepare(machine.groups["g"].epoch, 1)
+    assert answers(effects, peers[1])[-1] == Prepare(machine.groups["g"].epoch, 1, 1)
     assert any(isinstance(message, Suspended) for message in answers(effects, peers[0]))
 
 

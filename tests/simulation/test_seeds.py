@@ -40,6 +40,7 @@ HARD = Options(
 
 FAILED_ONCE = [
     (HARD, 7120, "calls from before a renewal were taken in the new history"),
+    (Options(ranks=2, steps=20, fault_s=8.0), 405135159, "an abort for a lost rank did not name it"),
     (Options(ranks=2), 34, "a suspended rank aborted what the others committed without it"),
     (Options(ranks=4), 400, "a suspended rank aborted for another reason than the group"),
     (Options(ranks=2), 90, "calls of the next engine were taken by a machine that had left"),
