@@ -245,12 +245,13 @@ class SimulatedRank(Process):
 
     def _answer(self, reply: Reply) -> None:
         if not self._answers:
-            self.agenda.after(0.0001, partial(self._flush, self.life))
+            self.agenda.after(0.0001, partial(self._flush, self.life, reply.session))
         self._answers.append((reply.call, reply.answer))
 
-    def _flush(self, life: int) -> None:
+    def _flush(self, life: int, session: int) -> None:
+        """Hands over what is answered, unless the engine that asked has ended meanwhile."""
         answers, self._answers = self._answers, []
-        if life == self.life and self.engine is not None:
+        if life == self.life and self.engine is not None and self.engine.session == session:
             self.engine.hear(answers)
 
     # --- copies ---------------------------------------------------------------------------------------------------

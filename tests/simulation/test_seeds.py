@@ -48,8 +48,11 @@ FAILED_ONCE = [
     (Options(ranks=4, lockstep=False), 90, "entries of a new history went into the old cache"),
     (Options(ranks=4), 510, "a vote that came late opened a decided operation again"),
     (Options(ranks=4), 115, "slots of a page that two had loaded were freed under a lease"),
+    (Options(ranks=4), 1213, "calls from before a renewal were taken in the new history"),
+    (Options(ranks=4), 1247, "an abort for a lost rank did not name it"),
     (Options(ranks=4), 1207, "entries of a new history went into the old cache"),
     (Options(ranks=4, lockstep=False), 112, "a late vote of the engine's own was applied twice"),
+    (Options(ranks=4, steps=20, fault_s=8.0), 965936301, "answers reached the engine after the one that had asked"),
 ]
 """(options, seed, what was found)."""
 
