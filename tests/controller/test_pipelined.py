@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvcoord.domain import PageKey, Reason
+from kvcoord.domain import PageKey, Reason, Tier
 from kvcoord.index.keys import block_page_keys
 from kvcoord.protocol.local import Acquire, Acquired, Release, WriteThrough, join_keys
 from tests.controller.cluster import Cluster
@@ -119,4 +119,26 @@ def test_pages_that_one_rank_cannot_load_are_a_miss_on_all_ranks_from_then_on() 
     assert cluster.serve(keys) == (0, 0)
     assert cluster.serve(other)[0] + cluster.serve(other)[1] > 0
     assert cluster.serve(keys)[1] == len(keys)
+    cluster.check()
+
+
+def test_a_retraction_is_told_once_and_pins_stay_until_the_last_copy_is_over() -> None:
+    cluster = Cluster(2, device=4, host=4)
+    cluster.advance()
+    cluster.held.update((0, 1))
+    keys = block_page_keys([1, 2])
+    lease = cluster.ask(Acquire(join_keys(keys)))[0][0]
+    assert isinstance(lease, Acquired)
+    cluster.ask(WriteThrough(lease=lease.lease, deferred=True), Release(lease.lease))
+    cluster.copy_ended(0, Reason.COPY_FAILED)
+    cluster.run()
+    told = [cluster.advance().retracted for _ in range(3)]
+    assert [len(retracted) for retracted in told if retracted] == [1]
+    trees = [worker.cache.state.tree for worker in cluster.workers]
+    assert [tree.evictable(Tier.DEVICE) for tree in trees] == [0, 0], "rank 1 still copies from these pages"
+    cluster.copy_ended(1)
+    cluster.run()
+    assert [retracted for _ in range(3) if (retracted := cluster.advance().retracted)] == []
+    assert [tree.evictable(Tier.DEVICE) for tree in trees] == [2, 2]
+    assert all(sum(worker.cache.state.counters.retractions.values()) == 1 for worker in cluster.workers)
     cluster.check()
