@@ -110,7 +110,7 @@ class World:
             self.drain_from is not None
             and all(engine.done for engine in self.engines)
             and len({(rank.machine.history, rank.machine.stream.sequence) for rank in self.ranks}) == 1
-            and all(rank.machine.active and not rank.copies for rank in self.ranks)
+            and all(rank.machine.active and rank.worker.host.settled and not rank.copies for rank in self.ranks)
         )
 
     def _drain(self) -> None:

@@ -53,6 +53,7 @@ FAILED_ONCE = [
     (Options(ranks=4), 1207, "entries of a new history went into the old cache"),
     (Options(ranks=4, lockstep=False), 112, "a late vote of the engine's own was applied twice"),
     (Options(ranks=4, steps=20, fault_s=8.0), 965936301, "answers reached the engine after the one that had asked"),
+    (Options(ranks=4, steps=20, fault_s=8.0), 230400028, "a world ended while what is kept was being agreed"),
 ]
 """(options, seed, what was found)."""
 
