@@ -62,14 +62,14 @@ async def _greets(address: str) -> bool:
     try:
         reader, writer = await asyncio.open_unix_connection(parse_socket_path(address))
     except OSError as error:
-        raise PeerUnavailable(address, error.strerror or str(error)) from error
+        raise _unreachable(address, error) from error
     try:
         async with asyncio.timeout(_GREETING_WAIT_S):
             return await reader.read(1) == _GREETING
     except TimeoutError:
         return False
     except OSError as error:
-        raise PeerUnavailable(address, error.strerror or str(error)) from error
+        raise _unreachable(address, error) from error
     finally:
         writer.close()
 
@@ -172,7 +172,13 @@ async def get(address: str, target: str) -> bytes:
         finally:
             writer.close()
     except OSError as error:
-        raise PeerUnavailable(address, error.strerror or str(error)) from error
+        raise _unreachable(address, error) from error
+
+
+def _unreachable(address: str, error: OSError) -> PeerUnavailable:
+    return PeerUnavailable(
+        address, f"{error.strerror or error}; check that the process runs and that this is its address"
+    )
 
 
 async def _get(address: str, target: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:

@@ -24,6 +24,8 @@ from kvcoord.observability.snapshot import (
 )
 from tests.cli.processes import end, finished, said, started
 
+NOBODY = "No such file or directory; check that the process runs and that this is its address"
+
 
 def rendered(snapshot: Snapshot) -> str:
     console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
@@ -118,7 +120,7 @@ def test_a_name_of_a_peer_is_text_whatever_it_holds() -> None:
 def test_where_nobody_serves_the_failure_is_one_line(tmp_path: Path) -> None:
     asked = finished(tmp_path, "status", f"ipc://{tmp_path}/nobody.sock")
     assert (asked.returncode, asked.stdout) == (1, "")
-    assert asked.stderr == f"kvcoord: ipc://{tmp_path}/nobody.sock: No such file or directory\n"
+    assert asked.stderr == f"kvcoord: ipc://{tmp_path}/nobody.sock: {NOBODY}\n"
 
 
 def test_top_updates_until_it_is_ended(tmp_path: Path) -> None:
@@ -155,7 +157,7 @@ def test_without_an_address_the_newest_running_up_is_asked(tmp_path: Path) -> No
         (home / f"up-{name}" / "up.json").write_text(json.dumps(card))
     (home / "up-broken").mkdir()
     (home / "up-broken" / "up.json").write_text("{")
-    assert finished(tmp_path, "status").stderr == "kvcoord: ipc:///new: No such file or directory\n"
+    assert finished(tmp_path, "status").stderr == f"kvcoord: ipc:///new: {NOBODY}\n"
 
 
 def _dead_pid(folder: Path) -> int:
