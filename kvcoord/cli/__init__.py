@@ -4,8 +4,10 @@ A command ends with one of the exit codes of `runtime.exits`; an error of this p
 """
 
 import importlib
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -33,6 +35,18 @@ COMMANDS: Final = {
 }
 
 
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Ctrl-C comes after the block. Within an import the interpreter may drop it: locks of modules are let go in
+    callbacks, and what is raised there is printed and forgotten.
+    """
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
 class _LazyCommands(click.Group):
     """Knows the commands by name; their modules are imported one at a time."""
 
@@ -42,7 +56,8 @@ class _LazyCommands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
+        with _signals_held():
+            command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
