@@ -1,4 +1,4 @@
-"""Copies between memories of this host: one memmove for each run of adjacent pages in each plane.
+"""Copies between memories of this process: each run of adjacent pages in each plane is moved as one piece.
 
 Small transfers are copied at once on the loop's thread, larger ones by a thread of their direction; a thread waits
 in a queue, never in a loop of polls. Both settle in a callback of the loop, and many ends share one callback.
@@ -10,15 +10,16 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from ctypes import memmove
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Final
 
-from kvcoord.dma.engine import CopyPlan, CopyStatistics, Direction, DirectionStatistics
+from kvcoord.dma.engine import CopyPlan, CopyStatistics, Direction, DirectionStatistics, PoolCopy
+from kvcoord.dma.moving import Move, Slices, move_calls
 from kvcoord.dma.transfer import Transfer
 from kvcoord.dma.wakeup import Wakeup
 from kvcoord.errors import TransferFailed, UsageError
+from kvcoord.memory.pages import PageMemory
 
 INLINE_BYTES_MAX: Final = 256 * 1024
 """Up to here a copy (some tens of microseconds) costs the loop less than waking a thread and being woken by it."""
@@ -70,7 +71,7 @@ class CpuCopyEngine:
         job = _Job(plan, self._loop)
         lane.open(job)
         if job.total_bytes <= self._inline_bytes_max and not lane.queued:
-            _copy(job, self._wakeup.wake)
+            _copy(job, _at_once, self._wakeup.wake)
         else:
             if not lane.threads:
                 self._start_threads(lane, plan.direction)
@@ -94,7 +95,7 @@ class CpuCopyEngine:
 
     def _work(self, lane: "_Lane") -> None:
         while (job := lane.queue.get()) is not None:
-            _copy(job, self._wakeup.wake_from_thread)
+            _copy(job, _beside_the_loop, self._wakeup.wake_from_thread)
             del job  # The next wait may be long; a copy that is over must not keep its memories.
 
     def _settle_copied(self) -> None:
@@ -182,18 +183,16 @@ class _Lane:
         job.transfer.settle(job.error)
 
 
-def _copy(job: _Job, wake: Callable[[], None]) -> None:
+def _copy(job: _Job, move_for: Callable[[PoolCopy], Move], wake: Callable[[], None]) -> None:
     """Move a job's bytes, layer by layer, on the calling thread; `wake` when there is something to tell the loop."""
     started_s = perf_counter()
     transfer = job.transfer
-    pools = [(len(pool.layers), pool.layers, pool.pieces) for pool in job.plan.pools]
     try:
+        pools = [(len(pool.layers), pool.layers, pool.pieces, move_for(pool)) for pool in job.plan.pools]
         for layer in range(transfer.layer_count):
-            for layer_count, layers, pieces in pools:
+            for layer_count, layers, pieces, move in pools:
                 if layer < layer_count:
-                    for source, destination in layers[layer]:
-                        for source_offset, destination_offset, size_bytes in pieces:
-                            memmove(destination + destination_offset, source + source_offset, size_bytes)
+                    move(layers[layer], pieces)
             job.layers_copied = layer + 1
             if transfer.layers_awaited:
                 wake()
@@ -202,3 +201,16 @@ def _copy(job: _Job, wake: Callable[[], None]) -> None:
     job.copying_s = perf_counter() - started_s
     job.copied = True
     wake()
+
+
+def _at_once(pool: PoolCopy) -> Move:
+    """For the loop's thread: it does nothing else meanwhile, so it need not let other threads have the interpreter."""
+    source, destination = pool.source, pool.destination
+    if isinstance(source, PageMemory) and isinstance(destination, PageMemory):
+        return Slices(source, destination)
+    return move_calls
+
+
+def _beside_the_loop(_: PoolCopy) -> Move:
+    """For a thread: the loop goes on."""
+    return move_calls

@@ -79,6 +79,9 @@ class PageMemory:
         self.plane_stride, self.slot_stride = geometry.strides(capacity, layout)
         self.layer_stride = self.plane_stride * geometry.parts
         self._map: mmap.mmap | None = mapping
+        # Scattered pages are copied a fifth faster when the processor finds them through large pages of the system.
+        with suppress(OSError):  # A kernel without them. Shared maps have them where shmem_enabled is `advise`.
+            mapping.madvise(mmap.MADV_HUGEPAGE)
         self.base_address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
         self.planes = [self.base_address + plane * self.plane_stride for plane in range(geometry.plane_count)]
 
@@ -90,9 +93,6 @@ class PageMemory:
             mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as cause:
             raise unmappable(geometry, capacity, cause) from cause
-        # Scattered pages are copied a fifth faster when the processor finds them through large pages of the system.
-        with suppress(OSError):  # A kernel without large pages.
-            mapping.madvise(mmap.MADV_HUGEPAGE)
         return cls(mapping, geometry, capacity, layout)
 
     @property

@@ -2,8 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvcoord.dma import cpu
-from tests.dma.gate import Gate
+from tests.dma.gate import Gate, stand_in
 from tests.dma.pools import Pools
 
 
@@ -16,7 +15,7 @@ def pools() -> Iterator[Pools]:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    """In place of the CPU engine's memmove: its threads move nothing until they are let."""
+    """In place of what moves the CPU engine's pieces: its threads move nothing until they are let."""
     gate = Gate(pieces_free=0)
-    monkeypatch.setattr(cpu, "memmove", gate)
+    stand_in(monkeypatch, gate)
     return gate

@@ -1,11 +1,23 @@
-"""A memmove that says who moves and when."""
+"""Stand-ins for what moves the CPU engine's pieces: one says who moves and when, any can be put in its place."""
 
 import threading
-from ctypes import memmove
+from collections.abc import Sequence
+
+import pytest
+
+from kvcoord.dma import cpu
+from kvcoord.dma.moving import Move, move_calls
+from kvcoord.dma.pieces import Piece, PlanePair
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, move: Move) -> None:
+    """Has `move` called on the loop's thread and on all others, once for each layer of each pool."""
+    monkeypatch.setattr(cpu, "move_calls", move)
+    monkeypatch.setattr(cpu, "Slices", lambda source, destination: move)
 
 
 class Gate:
-    """Stands in for memmove: notes who moves, and lets a thread other than the test's move only so many pieces."""
+    """Notes who moves, piece by piece, and lets a thread other than the test's move only so many pieces."""
 
     def __init__(self, pieces_free: int) -> None:
         self._test_thread = threading.get_ident()
@@ -13,12 +25,14 @@ class Gate:
         self.movers: list[int] = []
         self.moved = threading.Semaphore(0)
 
-    def __call__(self, destination: int, source: int, size_bytes: int) -> None:
-        if threading.get_ident() != self._test_thread:
-            self._free.acquire()
-        self.movers.append(threading.get_ident())
-        memmove(destination, source, size_bytes)
-        self.moved.release()
+    def __call__(self, planes: Sequence[PlanePair], pieces: Sequence[Piece]) -> None:
+        for plane in planes:
+            for piece in pieces:
+                if threading.get_ident() != self._test_thread:
+                    self._free.acquire()
+                self.movers.append(threading.get_ident())
+                move_calls([plane], [piece])
+                self.moved.release()
 
     def let(self, pieces: int) -> None:
         self._free.release(pieces)

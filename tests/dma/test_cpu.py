@@ -1,16 +1,16 @@
 import asyncio
 import threading
-from collections.abc import Callable
-from ctypes import memmove
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from kvcoord.dma import cpu
 from kvcoord.dma.cpu import CpuCopyEngine
 from kvcoord.dma.engine import CopyPlan, Direction, PoolCopy
+from kvcoord.dma.moving import move_calls
+from kvcoord.dma.pieces import Piece, PlanePair
 from kvcoord.errors import TransferFailed, UsageError
 from kvcoord.memory.geometry import PoolGeometry
-from tests.dma.gate import Gate
+from tests.dma.gate import Gate, stand_in
 from tests.dma.pools import CAPACITY, LAYERS, PAGE_BYTES, Pools
 
 PAGE_TOTAL_BYTES = PAGE_BYTES * LAYERS
@@ -97,15 +97,14 @@ async def test_a_finished_transfer_waits_for_an_earlier_one_in_another_thread(
     pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others_moved, first_may_move = threading.Semaphore(0), threading.Event()
-    first_ends = pools.device.address(0, 1)
 
-    def move(destination: int, source: int, size_bytes: int) -> None:
-        if source < first_ends:
+    def move(planes: Sequence[PlanePair], pieces: Sequence[Piece]) -> None:
+        if pieces[0][0] == 0:
             assert first_may_move.wait(30)
-        memmove(destination, source, size_bytes)
+        move_calls(planes, pieces)
         others_moved.release()
 
-    monkeypatch.setattr(cpu, "memmove", move)
+    stand_in(monkeypatch, move)
     engine = engine_of(inline_bytes_max=0, threads=2)
     transfers = [engine.submit(pools.plan(f"write/{slot}", [slot])) for slot in range(3)]
     settled: list[str] = []
@@ -197,6 +196,22 @@ async def test_the_number_of_events_does_not_grow_with_the_pages(
     await engine.close()
 
 
+@pytest.mark.parametrize("inline_bytes_max", [0, 2**30])
+async def test_pages_are_moved_by_one_call_for_each_layer_and_run_by_run(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch, inline_bytes_max: int
+) -> None:
+    moved: list[tuple[int, int]] = []
+
+    def move(planes: Sequence[PlanePair], pieces: Sequence[Piece]) -> None:
+        moved.append((len(planes), len(pieces)))
+
+    stand_in(monkeypatch, move)
+    engine = engine_of(inline_bytes_max=inline_bytes_max)
+    await engine.submit(pools.plan("write/1", [0, 1, 2, 3, 10, 11, 20], [30, 31, 32, 33, 40, 41, 20]))
+    assert moved == [(1, 3)] * LAYERS
+    await engine.close()
+
+
 async def test_many_small_transfers_settle_in_one_event(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of()
     with monkeypatch.context() as patch:
@@ -225,11 +240,11 @@ async def test_ends_that_come_while_the_loop_is_busy_wake_it_once(
 async def test_a_failed_transfer_counts_as_failed_and_not_as_bytes(
     pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(destination: int, source: int, size_bytes: int) -> None:
+    def broken(planes: Sequence[PlanePair], pieces: Sequence[Piece]) -> None:
         raise OSError("bus error")
 
     engine = engine_of()
-    monkeypatch.setattr(cpu, "memmove", broken)
+    stand_in(monkeypatch, broken)
     with pytest.raises(TransferFailed, match="OSError: bus error"):
         await engine.submit(pools.plan("write/1", [0]))
     out = engine.statistics().device_to_host

@@ -2,25 +2,26 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from ctypes import memmove
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcoord.dma import cpu
 from kvcoord.dma.checked import CheckedCopyEngine
 from kvcoord.dma.cpu import CpuCopyEngine
 from kvcoord.dma.cuda import CudaCopyEngine
 from kvcoord.dma.engine import CopyEngine, CopyPlan, Direction
 from kvcoord.dma.faults import CopyFaults, FaultyCopyEngine
+from kvcoord.dma.moving import Move, move_calls
+from kvcoord.dma.pieces import Piece, PlanePair
 from kvcoord.dma.transfer import Transfer
 from kvcoord.errors import DriverCallFailed, TransferFailed, UsageError
 from kvcoord.memory.geometry import PoolGeometry
 from tests.dma import gpu
 from tests.dma.fake_driver import FakeDriver
+from tests.dma.gate import stand_in
 from tests.dma.pools import CAPACITY, KV, LAYERS, PAGE_BYTES, HostPools, Pools, pattern
 
 Make = Callable[[asyncio.AbstractEventLoop], CopyEngine]
@@ -281,7 +282,7 @@ async def test_a_failure_at_any_layer_settles_the_transfer_and_spares_the_next(
     }
     engine = with_failure[kind]()
     if kind in ("inline", "threaded"):
-        monkeypatch.setattr(cpu, "memmove", failing_memmove(call=fail_at_layer))
+        stand_in(monkeypatch, failing_move(call=fail_at_layer))
     pools = Pools()
     bad = engine.submit(pools.load("load/bad", [1], [9]))
     good = engine.submit(pools.load("load/good", [2], [8]))
@@ -300,7 +301,7 @@ async def test_a_failure_at_any_layer_settles_the_transfer_and_spares_the_next(
 async def test_closing_waits_also_for_copies_that_fail(
     make: Make, engine: CopyEngine, pools: HostPools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "memmove", failing_memmove(call=None))
+    stand_in(monkeypatch, failing_move(call=None))
     monkeypatch.setattr(FakeDriver, "copy", refusing_copy)
     transfers = [engine.submit(pools.plan(f"write/{slot}", [slot])) for slot in range(3)]
     await engine.close()
@@ -311,13 +312,13 @@ def refusing_copy(*_: object) -> None:
     raise DriverCallFailed("copy", 1, "injected")
 
 
-def failing_memmove(call: int | None) -> Callable[[int, int, int], object]:
-    """Moves bytes, except that the given call, counted from 0, fails; None: all do."""
+def failing_move(call: int | None) -> Move:
+    """Moves pieces, except that the given call, counted from 0, fails; None: all do."""
     calls = iter(range(2**31))
 
-    def move(destination: int, source: int, size_bytes: int) -> object:
+    def move(planes: Sequence[PlanePair], pieces: Sequence[Piece]) -> None:
         if call in (None, next(calls)):
             raise OSError("injected")
-        return memmove(destination, source, size_bytes)
+        move_calls(planes, pieces)
 
     return move

@@ -33,7 +33,7 @@ def test_slots_are_as_scattered_as_the_case_says(arrangement: str, runs: int) ->
 async def test_a_copy_is_measured_against_a_memcpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "CASE_BYTES", 1 << 20)
     result = await copies.copies(quick=True)
-    assert len(result.rows) == 2 * 3 * 2
+    assert len(result.rows) == 2 * 4 * 2
     for row in result.rows:
         assert isinstance(row, CopyRow)
         assert row.gib_per_s > 0
@@ -97,6 +97,7 @@ def copy_row(ratio: float, *, met: bool) -> CopyRow:
         layers=1,
         pages=4,
         direction="device-to-host",
+        copied="thread",
         gib_per_s=4.0,
         ratio_memcpy=ratio,
         ratio_torch=None,

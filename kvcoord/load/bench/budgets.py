@@ -173,7 +173,7 @@ def _copies(rows: Sequence[CopyRow]) -> BudgetRow:
 
 
 def _copy_case(row: CopyRow) -> str:
-    return f"{row.case}, pages of {row.page_bytes >> 10} KiB"
+    return f"{row.case}, pages of {row.page_bytes >> 10} KiB, {row.copied}"
 
 
 def _recovery(row: RecoveryRow) -> BudgetRow:
