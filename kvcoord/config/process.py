@@ -102,8 +102,13 @@ class CopiesConfig(msgspec.Struct, frozen=True, kw_only=True):
     bytes_in_flight_max: PositiveInt = 256 * 1024 * 1024
     """With cuda: copies of one direction that may be with the GPU at once; others wait their turn."""
 
+    numa_node: int | None = None
+    """NUMA node whose memory the host pools should have. Null: the GPU's node with cuda, else no wish."""
+
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.numa_node is not None and self.numa_node < 0:
+            raise ConfigError("copies.numa_node", self.numa_node, "must be the number of a node, or null")
 
 
 class CopyFaultsConfig(msgspec.Struct, frozen=True, kw_only=True):

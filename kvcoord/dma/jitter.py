@@ -39,6 +39,10 @@ class JitteryDriver:
     def device(self) -> str:
         return self._driver.device
 
+    @property
+    def pci_bus_id(self) -> str:
+        return self._driver.pci_bus_id
+
     def open_stream(self, *, urgent: bool) -> Stream:
         return self._driver.open_stream(urgent=urgent)
 

@@ -29,6 +29,11 @@ class Driver(Protocol):
         """The GPU's own id: the same in every process, whatever numbers they give it."""
         ...
 
+    @property
+    def pci_bus_id(self) -> str:
+        """Where the GPU is on this host's bus, as in `0000:3b:00.0`."""
+        ...
+
     def open_stream(self, *, urgent: bool) -> Stream:
         """A stream that is not ordered against the default stream. `urgent`: of the highest priority."""
         ...

@@ -23,6 +23,7 @@ _HOST_PORTABLE: Final = 1
 _LAZY_PEER_ACCESS: Final = 1
 _SOURCE_IN_STREAM_ORDER: Final = 1
 _PREFER_OVERLAP: Final = 1
+_PCI_BUS_ID_BYTES: Final = 32
 
 
 class _Handle(Structure):
@@ -54,6 +55,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cuDeviceGetCount": (POINTER(c_int),),
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDeviceGetUuid_v2": (POINTER(_Uuid), c_int),
+    "cuDeviceGetPCIBusId": (c_char_p, c_int, c_int),
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
     "cuDevicePrimaryCtxRelease_v2": (c_int,),
     "cuCtxSetCurrent": (c_void_p,),
@@ -128,6 +130,12 @@ class LibCuda:
     @property
     def device(self) -> str:
         return self._uuid
+
+    @property
+    def pci_bus_id(self) -> str:
+        text = ctypes.create_string_buffer(_PCI_BUS_ID_BYTES)
+        self._ask("cuDeviceGetPCIBusId", text, len(text), self._number)
+        return text.value.decode().lower()
 
     @property
     def batches(self) -> bool:

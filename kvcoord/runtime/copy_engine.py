@@ -4,6 +4,7 @@ It does not know pages, plans, or what the copies are for.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
@@ -17,7 +18,10 @@ from kvcoord.dma.jitter import JitteryDriver
 from kvcoord.errors import ConfigError, DriverCallFailed
 from kvcoord.memory.driver import Driver
 from kvcoord.memory.libcuda import LibCuda
+from kvcoord.memory.numa import placement, prefer
 from kvcoord.memory.pages import PageMemory
+
+log = logging.getLogger(__name__)
 
 JITTER_DELAY_S = 0.001
 
@@ -61,6 +65,7 @@ async def open_copy_engine(
     """
     transfers_max = config.limits.operations_open_max
     if config.copies.engine is CopyEngineKind.CPU:
+        _place(config, host, None)
         cpu = CpuCopyEngine(loop, transfers_open_max=transfers_max)
         return WorkerCopyEngine(_wrapped(config, loop, cpu), None, None, ExitStack())
     with ExitStack() as ending:
@@ -84,12 +89,31 @@ async def open_copy_engine(
         except DriverCallFailed as cause:
             raise ConfigError("copies.cuda_device", config.copies.cuda_device, str(cause)) from cause
         try:
+            _place(config, host, driver)
             for memory in host:
                 await loop.run_in_executor(None, gpu.pin, memory)
         except ConfigError:
             await gpu.close()
             raise
         return WorkerCopyEngine(_wrapped(config, loop, gpu), gpu, driver, ending.pop_all())
+
+
+def _place(config: WorkerConfig, host: Sequence[PageMemory], driver: Driver | None) -> None:
+    """Before the host pools are touched for the first time: a page stays where it is then. A failure costs speed only.
+
+    Raises ConfigError for a node that this host does not have.
+    """
+    try:
+        bus_id = None if driver is None else driver.pci_bus_id
+        chosen = placement(config.copies.numa_node, bus_id)
+        if chosen.node is not None:
+            for memory in host:
+                prefer(memory, chosen.node)
+    except (DriverCallFailed, OSError) as cause:
+        log.warning("host pools stay where the system puts them: %s", cause)
+        return
+    where = "where the system puts them" if chosen.node is None else f"on NUMA node {chosen.node}"
+    log.info("host pools go %s: %s", where, chosen.reason)
 
 
 def _wrapped(config: WorkerConfig, loop: asyncio.AbstractEventLoop, engine: CopyEngine) -> CopyEngine:

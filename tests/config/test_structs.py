@@ -7,6 +7,7 @@ import pytest
 
 from kvcoord.config import (
     CoordinatorConfig,
+    CopiesConfig,
     GroupConfig,
     Limits,
     PoolConfig,
@@ -46,6 +47,7 @@ def test_what_a_group_leaves_out_is_derived_from_the_rest(given: dict[str, int],
         (lambda: GroupConfig(name="line\n"), "name"),
         (lambda: GroupConfig(page_tokens=0), "page_tokens"),
         (lambda: PoolConfig(name="kv", page_bytes=0, layers=1), "page_bytes"),
+        (lambda: CopiesConfig(numa_node=-1), "copies.numa_node"),
         (lambda: Limits(groups_max=0), "groups_max"),
         (lambda: Timeouts(vote_timeout_s=0), "vote_timeout_s"),
         (lambda: Timeouts(vote_timeout_s=float("inf")), "vote_timeout_s"),

@@ -58,6 +58,7 @@ class FakeDriver:
 
     seed: int = 0
     device: str = "fake-gpu"
+    pci_bus_id: str = "0000:00:1e.0"
     calls_failing: dict[str, set[int]] = field(default_factory=dict)
     waits_ignored: set[int] = field(default_factory=set)
 

@@ -156,6 +156,14 @@ def test_an_error_carries_the_call_its_code_and_the_drivers_own_words() -> None:
     )
 
 
+def test_a_gpu_is_found_on_the_bus_under_the_name_that_the_system_uses() -> None:
+    def write_text(text: Any, length: int, number: int) -> int:
+        text.value = b"0000:3B:00.0"
+        return 0 if (length, number) == (len(text), 0) else 1
+
+    assert LibCuda(0, Library({"cuDeviceGetPCIBusId": write_text})).pci_bus_id == "0000:3b:00.0"
+
+
 def test_handles_travel_whole() -> None:
     seen: list[bytes] = []
     answers: dict[str, Callable[..., int]] = {

@@ -15,9 +15,12 @@ from kvcoord.errors import ConfigError, PeerUnavailable, UsageError
 from kvcoord.memory.device import DevicePages
 from kvcoord.memory.driver import Driver
 from kvcoord.memory.geometry import PoolGeometry
+from kvcoord.memory.numa import Placement
+from kvcoord.memory.pages import PageMemory
 from kvcoord.memory.shared import SharedPages
 from kvcoord.memory.shared_device import SharedDevice
 from kvcoord.protocol.local import Done, Opened, Registered
+from kvcoord.runtime import copy_engine
 from kvcoord.runtime.copies import Copies
 from tests.dma.fake_driver import FakeDriver
 from tests.dma.happens_before import races
@@ -156,6 +159,47 @@ async def test_a_gpu_that_cannot_be_used_ends_the_worker_before_it_joins_and_giv
     with pytest.raises(ConfigError, match="719"):
         await sidecar.copies.open()
     assert (driver.registered, sidecar.closed) == ({}, 1)
+    await sidecar.copies.close()
+
+
+async def test_host_pools_are_placed_on_the_gpus_node_before_the_driver_touches_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = FakeDriver()
+    placed: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(copy_engine, "placement", lambda asked, bus_id: Placement(1, bus_id))
+    monkeypatch.setattr(
+        copy_engine, "prefer", lambda memory, node: placed.append((memory.size_bytes, node, len(driver.registered)))
+    )
+    sidecar = Sidecar(config_of(copies=CUDA), driver)
+    await sidecar.copies.open()
+    assert placed == [(PAGES * 64 * 3, 1, 0)]
+    await sidecar.copies.close()
+
+
+async def test_a_host_that_forbids_placing_memory_is_served_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(memory: PageMemory, node: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(copy_engine, "placement", lambda asked, bus_id: Placement(1, ""))
+    monkeypatch.setattr(copy_engine, "prefer", refuse)
+    sidecar = Sidecar(config_of())
+    await sidecar.copies.open()
+    assert "Operation not permitted" in caplog.text
+    await sidecar.copies.close()
+
+
+@pytest.mark.parametrize("copies", [{}, CUDA])
+async def test_a_numa_node_that_the_host_does_not_have_ends_the_worker_before_it_joins(
+    copies: dict[str, object],
+) -> None:
+    driver = FakeDriver()
+    sidecar = Sidecar(config_of(copies={**copies, "numa_node": 4095}), driver)
+    with pytest.raises(ConfigError, match="numa_node"):
+        await sidecar.copies.open()
+    assert (driver.registered, driver.streams, driver.events) == ({}, {}, set())
     await sidecar.copies.close()
 
 
