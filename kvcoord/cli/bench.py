@@ -49,7 +49,7 @@ PRINTED_WIDTH: Final = 180
     help="Folder of sgl_cpu_harness, which runs SGLang without a GPU.",
 )
 @click.option("--trace", default=str(DEMO), metavar="FILE", help="load: whose requests arrive.")
-@click.option("--speed-up", type=click.FloatRange(0.01), default=50.0, show_default=True, help="load: so much faster.")
+@click.option("--speed-up", type=click.FloatRange(0.01), help="load: so much faster. Default: what is kept up with.")
 @click.option("--seconds", type=click.FloatRange(1), default=60.0, show_default=True, help="load: for so long.")
 @json_option
 def command(
@@ -62,7 +62,7 @@ def command(
     sglang_python: Path | None,
     sglang_harness: Path | None,
     trace: str,
-    speed_up: float,
+    speed_up: float | None,
     seconds: float,
     as_json: bool,
 ) -> None:

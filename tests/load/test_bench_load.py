@@ -2,17 +2,20 @@
 
 import pytest
 
-from kvcoord.load.bench.arrivals import arrivals
+from kvcoord.load.bench.arrivals import Stage, Told, arrivals
 from kvcoord.load.bench.host import Usage
-from kvcoord.load.bench.pressure import LoadOptions, LoadRow, ProcessRow, Sample, load, process_row
-from kvcoord.load.plan import ReplayOptions
+from kvcoord.load.bench.players import Heard
+from kvcoord.load.bench.pressure import LoadOptions, LoadRow, ProcessRow, Sample, load, load_row, process_row
+from kvcoord.load.bench.pressure_charts import rate_chart
+from kvcoord.load.bench.rate import BEHIND_MAX_S, RateRow, find_rate, stage_row
+from kvcoord.load.plan import ReplayOptions, plan_replay
 from kvcoord.load.trace import Request
 
 TRACE = [Request(timestamp_ms, 512, 1, (number,)) for number, timestamp_ms in enumerate((1000, 2000, 4000))]
 
 
 def test_requests_arrive_at_their_time_by_the_speed_up() -> None:
-    assert [(at_s, request.hash_ids) for at_s, request in arrivals(TRACE, 2.0, 1.6)] == [
+    assert [(at_s, request.hash_ids) for at_s, request in arrivals(TRACE, [Stage(2.0, 1.6)])] == [
         (0.0, (0,)),
         (0.5, (1,)),
         (1.5, (2,)),
@@ -20,8 +23,72 @@ def test_requests_arrive_at_their_time_by_the_speed_up() -> None:
 
 
 def test_a_trace_that_ends_begins_again_later_than_it_ended() -> None:
-    times = [at_s for at_s, _ in arrivals(TRACE, 1.0, 10.0)]
+    times = [at_s for at_s, _ in arrivals(TRACE, [Stage(1.0, 10.0)])]
     assert times == [0.0, 1.0, 3.0, 4.0, 5.0, 7.0, 8.0, 9.0]
+
+
+def test_the_next_stage_goes_on_in_the_trace_where_the_last_one_stopped() -> None:
+    times = [at_s for at_s, _ in arrivals(TRACE, [Stage(1.0, 2.0), Stage(4.0, 1.0)])]
+    assert times == [0.0, 1.0, 2.25, 2.5, 2.75]
+
+
+def heard(at_s: float, behind_s: float, served: int = 0) -> Heard:
+    said = Told(
+        latency_ms=[5.0] * served,
+        step_us=[100.0],
+        behind_s=behind_s,
+        steps_late=0,
+        skipped=0,
+        pages=served,
+        pages_hit=0,
+        pages_corrupt=0,
+        waiting=0,
+        done=False,
+    )
+    return Heard(at_s, said)
+
+
+@pytest.mark.parametrize(
+    ("behind_s", "kept_up"),
+    [([0.0, 0.0], True), ([3.0, 0.01], True), ([0.3, 0.4], False), ([0.0, 9.0], True)],
+)
+def test_a_stall_that_is_made_good_is_no_sign_of_a_rate_too_high(behind_s: list[float], kept_up: bool) -> None:
+    punctual = [heard(at_s, 0.0, served=2) for at_s in (5.0, 6.0, 7.0, 8.0)]
+    other = [heard(5.0, 9.0), heard(6.0, 9.0), *map(heard, (7.0, 8.0), behind_s)]
+    row = stage_row(1, Stage(10.0, 4.0), [0.0, 3.9, 4.0, 5.0, 7.9, 8.0], [punctual, other])
+    assert (row.kept_up, row.offered_per_s, row.served_per_s) == (kept_up, 0.75, 2.0)
+
+
+def test_an_engine_that_says_nothing_does_not_keep_up() -> None:
+    row = stage_row(0, Stage(1.0, 4.0), [], [[heard(1.0, 0.0)], [heard(3.0, 0.0)]])
+    assert not row.kept_up
+    assert row.behind_ms > BEHIND_MAX_S * 1000
+
+
+@pytest.mark.parametrize(("behind_s", "kept_up"), [(0.0, True), (2.0, False)])
+def test_a_run_whose_queue_grew_says_so(behind_s: float, kept_up: bool) -> None:
+    options = LoadOptions(replay=ReplayOptions(ranks=1), seconds=8.0)
+    words = [heard(float(at_s), behind_s * at_s / 8, served=3) for at_s in range(1, 11)]
+    row = load_row(options, 2.0, 40, [words])
+    assert (row.kept_up, row.offered_per_s, row.served_per_s, row.requests) == (kept_up, 5.0, 3.0, 30)
+
+
+def test_rates_over_time_are_by_the_seconds_between_two_words() -> None:
+    chart = rate_chart([0.5, 1.5, 1.6, 3.0], [heard(1.0, 0.0, served=1), heard(3.0, 0.0, served=4)])
+    offered, served = (line.points for line in chart.lines)
+    assert (offered, served) == ([(1.0, 1.0), (3.0, 1.5)], [(1.0, 1.0), (3.0, 2.0)])
+
+
+@pytest.mark.timeout(120)
+async def test_the_rate_is_looked_for_in_stages_that_get_faster() -> None:
+    said: list[str] = []
+    found = await find_rate(plan_replay(ReplayOptions(ranks=2)), 0.01, said.append, stage_s=0.25, stages_max=3)
+    assert found.rows
+    assert all(isinstance(row, RateRow) for row in found.rows)
+    speeds = [row.speed_up for row in found.rows]
+    assert speeds == sorted(speeds)
+    assert found.speed_up > 0
+    assert len(said) == len(found.rows)
 
 
 def samples(megabytes: list[int], descriptors: list[int]) -> list[Sample]:

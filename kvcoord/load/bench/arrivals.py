@@ -11,6 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from itertools import count
 from typing import Final
 
 import msgspec
@@ -30,14 +31,20 @@ TRIES_MAX: Final = 200
 TOLD_EVERY_S: Final = 1.0
 
 
+class Stage(msgspec.Struct, frozen=True):
+    """So many times as fast as the trace says, for so long."""
+
+    speed_up: float
+    seconds: float
+
+
 class ArrivalsPlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
-    """What one rank's engine plays: the trace over and over, so much faster, for so long."""
+    """What one rank's engine plays: the trace over and over, in stages of different speed."""
 
     rank: int
     address: str
     trace: str
-    speed_up: float
-    seconds: float
+    stages: list[Stage]
     step_s: float
     call_timeout_s: float
 
@@ -53,10 +60,14 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
-    """What was served since the last word, and whether the engine has played to its end."""
+    """What was served since the last word, and whether the engine has played to its end.
+
+    `behind_s`: how late the last step began. `waiting`: requests that have arrived by that step and are not served.
+    """
 
     latency_ms: list[float]
     step_us: list[float]
+    behind_s: float
     steps_late: int
     skipped: int
     pages: int
@@ -80,17 +91,29 @@ class Waiting:
         self.tries = 0
 
 
-def arrivals(requests: list[Request], speed_up: float, seconds: float) -> Iterator[tuple[float, Request]]:
-    """(seconds after the beginning, request), the trace over and over until `seconds` are over."""
-    turn_s = (requests[-1].timestamp_ms - requests[0].timestamp_ms) / 1000 / speed_up + 1 / speed_up
-    turn = 0
-    while True:
+def arrivals(requests: list[Request], stages: list[Stage]) -> Iterator[tuple[float, Request]]:
+    """(seconds after the beginning, request), the trace over and over until the last stage is over.
+
+    The next stage goes on in the trace where the last one stopped. A trace begins again a second after its end.
+    """
+    coming = _endless(requests)
+    trace_s, request = next(coming)
+    stage_trace_s = stage_begun_s = 0.0
+    for stage in stages:
+        while (after_s := (trace_s - stage_trace_s) / stage.speed_up) < stage.seconds:
+            yield stage_begun_s + after_s, request
+            trace_s, request = next(coming)
+        stage_trace_s += stage.seconds * stage.speed_up
+        stage_begun_s += stage.seconds
+
+
+def _endless(requests: list[Request]) -> Iterator[tuple[float, Request]]:
+    """(seconds of the trace, request), turn after turn."""
+    first_ms = requests[0].timestamp_ms
+    turn_s = (requests[-1].timestamp_ms - first_ms) / 1000 + 1
+    for turn in count():
         for request in requests:
-            at_s = turn * turn_s + (request.timestamp_ms - requests[0].timestamp_ms) / 1000 / speed_up
-            if at_s >= seconds:
-                return
-            yield at_s, request
-        turn += 1
+            yield turn * turn_s + (request.timestamp_ms - first_ms) / 1000, request
 
 
 class OpenLoop:
@@ -100,13 +123,14 @@ class OpenLoop:
         self._plan = plan
         self._cache = cache
         self._pages = pages
-        self._coming = arrivals(read(plan.trace), plan.speed_up, plan.seconds)
+        self._coming = arrivals(read(plan.trace), plan.stages)
         self._next = next(self._coming, None)
         self._waiting: deque[Waiting] = deque()
         self._held: list[BlockingLease] = []
         self._step = 0
         self._latency_ms: list[float] = []
         self._step_us: list[float] = []
+        self._behind_s = 0.0
         self._steps_late = self._skipped = self._hit = self._total = self._corrupt = 0
 
     @property
@@ -118,6 +142,7 @@ class OpenLoop:
         """One step: waits for its time, admits, computes."""
         due_s = start_s + self._step * self._plan.step_s
         early_s = due_s - time.monotonic()
+        self._behind_s = max(-early_s, 0.0)
         if early_s > 0:
             time.sleep(early_s)
         elif -early_s > self._plan.step_s:
@@ -139,6 +164,7 @@ class OpenLoop:
         said = Told(
             latency_ms=self._latency_ms,
             step_us=self._step_us,
+            behind_s=self._behind_s,
             steps_late=self._steps_late,
             skipped=self._skipped,
             pages=self._total,

@@ -1,11 +1,11 @@
 """`kvcoord bench load`: many requests a second through real workers for minutes, arriving as a trace says.
 
-Open loop: arrivals do not wait for the cache, so queueing shows in the latencies. Every second the memory, the
-descriptors and the processor time of every process are read; at the end none of them may have grown.
+Open loop: arrivals do not wait for the cache, so queueing shows in the latencies. Without a speed-up the rate is one
+that the group was seen to keep up with just before. Every second the memory, the descriptors and the processor time of
+every process are read; at the end neither memory nor descriptors may have grown.
 """
 
 import asyncio
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,13 +13,14 @@ from typing import Final
 
 import msgspec
 
-from kvcoord.load.bench.arrivals import ArrivalsPlan, Begin, FromEngine, Opened, Told
-from kvcoord.load.bench.bed import write_config
+from kvcoord.load.bench.arrivals import Stage, Told, arrivals
 from kvcoord.load.bench.host import Usage, usage
-from kvcoord.load.bench.result import Chart, Line, Result, Series
-from kvcoord.load.dialogue import line
-from kvcoord.load.plan import CALL_TIMEOUT_S, ReplayOptions, ReplayPlan, plan_replay, worker_address
-from kvcoord.runtime.children import KVCOORD, SERVE, Child, Children
+from kvcoord.load.bench.players import Heard, players
+from kvcoord.load.bench.pressure_charts import latency_charts, rate_chart, usage_charts
+from kvcoord.load.bench.rate import BEHIND_MAX_S, SHARE, Found, find_rate, least_behind_s
+from kvcoord.load.bench.result import Result, Series
+from kvcoord.load.plan import ReplayOptions, plan_replay
+from kvcoord.load.trace import read
 
 SAMPLE_S: Final = 1.0
 GROWTH_MAX: Final = 0.10
@@ -28,22 +29,29 @@ GROWTH_FLOOR_BYTES: Final = 8 << 20
 
 
 class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is played. `speed_up`: requests of the trace arrive so much faster."""
+    """What is played. `speed_up`: requests of the trace arrive so much faster; None: as fast as is kept up with."""
 
     replay: ReplayOptions
-    speed_up: float = 50.0
+    speed_up: float | None = None
     seconds: float = 60.0
     step_s: float = 0.01
 
 
 class LoadRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run showed. Latencies of all ranks, from a request's arrival to its pages being held."""
+    """What a run showed. Latencies of all ranks, from a request's arrival to its pages being held.
+
+    `offered_per_s`: requests that arrived, by the seconds in which they did; `served_per_s`: by the seconds until the
+    last one was served. `kept_up`: steps were on time towards the end, so the latencies are not those of a queue that
+    grew.
+    """
 
     case: str
     ranks: int
     seconds: float
     requests: int
-    requests_per_s: float
+    offered_per_s: float
+    served_per_s: float
+    kept_up: bool
     p50_ms: float
     p90_ms: float
     p99_ms: float
@@ -76,68 +84,30 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 async def load(options: LoadOptions, on_case: Callable[[str], None] = lambda _: None) -> list[Result]:
-    """Plays it. The first result is what engines saw, the second what the processes used."""
+    """Plays it. The results: what engines saw, what the processes used and, if it was looked for, the rate."""
     plan = plan_replay(options.replay)
-    with tempfile.TemporaryDirectory(prefix="kvcoord-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        async with Children(keep_errors=True) as children:
-            services = await _start_services(children, plan, folder)
-            engines = await _start_engines(children, plan, options, folder)
-            begun_s = time.monotonic() + 0.1
-            for engine in engines:
-                engine.say(line(Begin(begun_s)))
-            sampling = asyncio.create_task(_sample({child.name: child.pid for child in (*services, *engines)}, begun_s))
-            told = await asyncio.gather(*(_listen(engine, begun_s, on_case) for engine in engines))
-            sampling.cancel()
-            seconds = time.monotonic() - begun_s
-            samples = await sampling
-            for engine in engines:
-                await engine.finish()
-    return [_engines(plan, options, told, seconds), _processes(samples)]
+    found, speed_up = None, options.speed_up
+    if speed_up is None:
+        found = await find_rate(plan, options.step_s, on_case)
+        speed_up = found.speed_up
+    stages = [Stage(speed_up, options.seconds)]
+    heard: list[list[Heard]] = [[] for _ in range(plan.group.world_size)]
 
+    def note(rank: int, word: Heard) -> None:
+        heard[rank].append(word)
+        served = sum(len(each.said.latency_ms) for each in heard[rank])
+        on_case(f"{word.at_s:.0f} s, {served:,} requests served, {word.said.waiting} waiting")
 
-async def _start_services(children: Children, plan: ReplayPlan, folder: Path) -> list[Child]:
-    path = write_config(folder, "coordinator", plan.coordinator(0, folder))
-    services = [await children.start("coordinator", [*KVCOORD, "coordinator", "--config", path, *SERVE])]
-    for rank in range(plan.group.world_size):
-        path = write_config(folder, f"rank{rank}", plan.worker(rank, folder))
-        services.append(await children.start(f"worker {rank}", [*KVCOORD, "worker", "--config", path, *SERVE]))
-    for service in services:
-        await service.ready()
-    return services
-
-
-async def _start_engines(children: Children, plan: ReplayPlan, options: LoadOptions, folder: Path) -> list[Child]:
-    engines = []
-    for rank in range(plan.group.world_size):
-        engine = await children.start(f"engine {rank}", ["-m", "kvcoord.load.bench.arrivals"], talks=True, generation=1)
-        arrivals = ArrivalsPlan(
-            rank=rank,
-            address=worker_address(folder, rank),
-            trace=options.replay.trace,
-            speed_up=options.speed_up,
-            seconds=options.seconds,
-            step_s=options.step_s,
-            call_timeout_s=CALL_TIMEOUT_S,
-        )
-        engine.say(line(arrivals))
-        engines.append(engine)
-    for engine in engines:
-        assert isinstance(msgspec.json.decode(await engine.hear(), type=FromEngine), Opened)
-    return engines
-
-
-async def _listen(engine: Child, begun_s: float, on_case: Callable[[str], None]) -> list[tuple[float, Told]]:
-    """What one engine tells, with when it did."""
-    told: list[tuple[float, Told]] = []
-    served = 0
-    while not told or not told[-1][1].done:
-        said = msgspec.json.decode(await engine.hear(), type=FromEngine)
-        assert isinstance(said, Told)
-        told.append((time.monotonic() - begun_s, said))
-        served += len(said.latency_ms)
-        on_case(f"{told[-1][0]:.0f} s, {served:,} requests served, {said.waiting} waiting")
-    return told
+    async with players(plan, stages, options.step_s) as playing:
+        begun_s = playing.begin()
+        sampling = asyncio.create_task(_sample(playing.pids, begun_s))
+        await playing.listen(begun_s, note)
+        sampling.cancel()
+        samples = await sampling
+        await playing.finish()
+    arriving_s = [at_s for at_s, _ in arrivals(read(options.replay.trace), stages)]
+    results = [_engines(options, speed_up, arriving_s, heard), _processes(samples)]
+    return results if found is None else [*results, _rates(found)]
 
 
 async def _sample(processes: dict[str, int], begun_s: float) -> list[Sample]:
@@ -152,77 +122,83 @@ async def _sample(processes: dict[str, int], begun_s: float) -> list[Sample]:
         return samples
 
 
-def _engines(plan: ReplayPlan, options: LoadOptions, told: list[list[tuple[float, Told]]], seconds: float) -> Result:
-    words = [said for by_engine in told for _, said in by_engine]
+def _engines(options: LoadOptions, speed_up: float, arriving_s: list[float], heard: list[list[Heard]]) -> Result:
+    row = load_row(options, speed_up, len(arriving_s), heard)
+    notes = [
+        f"Engines step every {options.step_s * 1000:g} ms and admit what has arrived; latency counts from arrival to"
+        " the request's pages being held, so half a step of it is the step itself, and none is left out because an"
+        " engine was late.",
+    ]
+    if not row.kept_up:
+        notes.append(
+            f"The group did not keep up: {row.offered_per_s:.3g} requests/s offered, {row.served_per_s:.3g} served."
+            " The latencies are those of a queue that grew; give a lower --speed-up, or none to have it found."
+        )
+    return Result(
+        name="load",
+        title=f"Open-loop load on {row.ranks} ranks: what engines saw",
+        rows=[row],
+        charts=[rate_chart(arriving_s, heard[0]), *latency_charts(heard)],
+        notes=notes,
+    )
+
+
+def load_row(options: LoadOptions, speed_up: float, arrived: int, heard: Sequence[Sequence[Heard]]) -> LoadRow:
+    """The outcome of one run in which `arrived` requests were offered to each rank."""
+    words: list[Told] = [word.said for by_engine in heard for word in by_engine]
     latency = Series("latency", [ms for said in words for ms in said.latency_ms])
     step = Series("step", [micros for said in words for micros in said.step_us])
-    first = [said for _, said in told[0]]
+    first = [word.said for word in heard[0]]
     requests = sum(len(said.latency_ms) for said in first)
-    row = LoadRow(
-        case=f"{Path(options.replay.trace).name}, {options.speed_up:g} times as fast",
-        ranks=plan.group.world_size,
+    seconds = max(by_engine[-1].at_s for by_engine in heard)
+    behind_s = least_behind_s(heard, options.seconds * 0.75, options.seconds + BEHIND_MAX_S)
+    return LoadRow(
+        case=f"{Path(options.replay.trace).name}, {speed_up:.3g} times as fast",
+        ranks=len(heard),
         seconds=seconds,
         requests=requests,
-        requests_per_s=requests / seconds,
+        offered_per_s=arrived / options.seconds,
+        served_per_s=requests / seconds,
+        kept_up=behind_s <= BEHIND_MAX_S,
         p50_ms=latency.quantile(0.5),
         p90_ms=latency.quantile(0.9),
         p99_ms=latency.quantile(0.99),
         max_ms=latency.quantile(1.0),
         step_p50_us=step.quantile(0.5),
         step_p99_us=step.quantile(0.99),
-        steps_late=max(sum(said.steps_late for _, said in by_engine) for by_engine in told),
+        steps_late=max(sum(word.said.steps_late for word in by_engine) for by_engine in heard),
         skipped=sum(said.skipped for said in first),
         hit_share=sum(said.pages_hit for said in first) / max(sum(said.pages for said in first), 1),
         pages_corrupt=sum(said.pages_corrupt for said in words),
     )
-    title = "Open-loop load: what engines saw"
-    notes = [
-        f"Engines step every {options.step_s * 1000:g} ms and admit what has arrived; latency counts from arrival,"
-        " so half a step of it is the step itself.",
-    ]
-    return Result(name="load", title=title, rows=[row], charts=_latency_charts(told[0]), notes=notes)
-
-
-def _latency_charts(told: list[tuple[float, Told]]) -> list[Chart]:
-    series = [(at_s, Series("", said.latency_ms)) for at_s, said in told if said.latency_ms]
-    quantiles = (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
-    lines = [Line(name, [(at_s, each.quantile(share)) for at_s, each in series]) for name, share in quantiles]
-    return [
-        Chart(
-            title="Latency of the requests of each second, rank 0",
-            x_label="seconds",
-            y_label="milliseconds",
-            lines=lines,
-            y_log=True,
-        )
-    ]
 
 
 def _processes(samples: list[Sample]) -> Result:
     rows = [process_row(name, samples) for name in samples[0].usages]
-    charts = [
-        Chart(
-            title="Resident memory",
-            x_label="seconds",
-            y_label="MB",
-            lines=[
-                Line(name, [(sample.at_s, sample.usages[name].resident_bytes / 1e6) for sample in samples])
-                for name in samples[0].usages
-            ],
-        ),
-        Chart(
-            title="Open file descriptors",
-            x_label="seconds",
-            y_label="descriptors",
-            lines=[
-                Line(name, [(sample.at_s, float(sample.usages[name].descriptors)) for sample in samples])
-                for name in samples[0].usages
-            ],
-        ),
-    ]
-    title = "Open-loop load: what the processes used"
-    notes = ["Before is the second quarter of the run, after its last quarter."]
-    return Result(name="processes", title=title, rows=rows, charts=charts, notes=notes)
+    return Result(
+        name="processes",
+        title="Open-loop load: what each process used",
+        rows=rows,
+        charts=usage_charts([(sample.at_s, sample.usages) for sample in samples]),
+        notes=[
+            "Before is the second quarter of the run, after its last quarter. A process is flat when its memory grew by"
+            f" at most {GROWTH_MAX:.0%} or {GROWTH_FLOOR_BYTES >> 20} MiB in between, and its descriptors not at all.",
+            "A coordinator, and for each rank a worker (kvcoord's sidecar) and an engine (which plays the requests),"
+            " all of them on this machine.",
+        ],
+    )
+
+
+def _rates(found: Found) -> Result:
+    return Result(
+        name="rate",
+        title="Open-loop load: which rate the group keeps up with",
+        rows=found.rows,
+        notes=[
+            f"Requests arrive faster in every stage until steps begin more than {BEHIND_MAX_S:g} s late for longer than"
+            f" a stall. The long run is offered {SHARE:.0%} of the last rate that was kept up.",
+        ],
+    )
 
 
 def process_row(name: str, samples: Sequence[Sample]) -> ProcessRow:

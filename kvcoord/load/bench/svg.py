@@ -14,9 +14,15 @@ RIGHT: Final = 16
 TOP: Final = 16
 BOTTOM: Final = 52
 LEGEND_LINE: Final = 20
+LEGEND_COLUMNS: Final = 3
+LEGEND_LETTERS_MAX: Final = 24
+"""Labels up to here stand beside each other."""
 TICKS: Final = 6
 
-COLOURS: Final = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#0a7d8c", "#bf3989", "#57606a")
+COLOURS: Final = (
+    *("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#0a7d8c", "#bf3989", "#57606a"),
+    *("#54aeff", "#ff8182", "#4ac26b", "#d4a72c", "#c297ff", "#39c5cf", "#ff80c8", "#afb8c1"),
+)
 
 
 class Axis:
@@ -58,7 +64,8 @@ def render(chart: Chart, colours: Mapping[str, str]) -> str:
     """One `<svg>` element. `colours` by the label of a line."""
     lines = [Line(line.label, _drawable(line, chart), line.dots) for line in chart.lines]
     points = [point for line in lines for point in line.points]
-    height = HEIGHT + LEGEND_LINE * len(lines)
+    columns = LEGEND_COLUMNS if all(len(line.label) <= LEGEND_LETTERS_MAX for line in lines) else 1
+    height = HEIGHT + LEGEND_LINE * ceil(len(lines) / columns)
     x_axis = Axis([x for x, _ in points], LEFT, WIDTH - RIGHT, log=chart.x_log)
     y_axis = Axis([y for _, y in points], HEIGHT - BOTTOM, TOP, log=chart.y_log)
     parts = [
@@ -69,7 +76,7 @@ def render(chart: Chart, colours: Mapping[str, str]) -> str:
     ]
     for number, line in enumerate(lines):
         parts += _line(line, colours[line.label], x_axis.pixel, y_axis.pixel)
-        parts += _legend(line.label, number, colours[line.label])
+        parts += _legend(line.label, number, columns, colours[line.label])
     return "".join([*parts, "</svg>"])
 
 
@@ -122,10 +129,12 @@ def _line(line: Line, colour: str, x_pixel: Callable[[float], float], y_pixel: C
     return parts
 
 
-def _legend(label: str, number: int, colour: str) -> list[str]:
-    y = HEIGHT + LEGEND_LINE * number + 4
-    mark = f'<rect x="{LEFT}" y="{y - 9}" width="14" height="10" rx="2" fill="{colour}"/>'
-    return [mark, _text(LEFT + 22, y, label, "start", "tick")]
+def _legend(label: str, number: int, columns: int, colour: str) -> list[str]:
+    row, column = divmod(number, columns)
+    x = LEFT + column * (WIDTH - LEFT - RIGHT) // columns
+    y = HEIGHT + LEGEND_LINE * row + 4
+    mark = f'<rect x="{x}" y="{y - 9}" width="14" height="10" rx="2" fill="{colour}"/>'
+    return [mark, _text(x + 22, y, label, "start", "tick")]
 
 
 def _text(x: float, y: float, text: str, anchor: str, style: str) -> str:
