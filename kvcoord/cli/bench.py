@@ -18,6 +18,7 @@ from kvcoord.load.bench.host import where
 from kvcoord.load.bench.html import page
 from kvcoord.load.bench.index import PeerPlace
 from kvcoord.load.bench.pressure import LoadOptions
+from kvcoord.load.bench.replays import TraceOptions
 from kvcoord.load.bench.result import Result
 from kvcoord.load.bench.suite import Benchmark, SuiteOptions
 from kvcoord.load.bench.suite import run as run_suite
@@ -48,7 +49,9 @@ PRINTED_WIDTH: Final = 180
     metavar="DIR",
     help="Folder of sgl_cpu_harness, which runs SGLang without a GPU.",
 )
-@click.option("--trace", default=str(DEMO), metavar="FILE", help="load: whose requests arrive.")
+@click.option("--trace", default=str(DEMO), metavar="FILE", help="load, trace: whose requests are played.")
+@click.option("--requests", "requests_max", type=click.IntRange(1), help="trace: play only so many, in some turns.")
+@click.option("--pools", type=click.Choice(["unlimited"]), help="trace: pools that hold the whole trace.")
 @click.option("--speed-up", type=click.FloatRange(0.01), help="load: so much faster. Default: what is kept up with.")
 @click.option("--seconds", type=click.FloatRange(1), default=60.0, show_default=True, help="load: for so long.")
 @json_option
@@ -62,6 +65,8 @@ def command(
     sglang_python: Path | None,
     sglang_harness: Path | None,
     trace: str,
+    requests_max: int | None,
+    pools: str | None,
     speed_up: float | None,
     seconds: float,
     as_json: bool,
@@ -77,8 +82,9 @@ def command(
     local        one call from an engine to its sidecar and back
     scale        cost of a round up to 1,024 ranks, and where one coordinator ends
     load         requests that arrive as a trace says, for minutes: latencies, memory, descriptors
+    trace        a request trace with kvcoord and with gloo in turn: total time, engine-thread time a step
     budgets      all that was promised, with what was measured, met or not met
-    all          everything but load
+    all          everything but load and trace
     """
     numbers = _numbers(ranks)
     options = SuiteOptions(
@@ -87,6 +93,7 @@ def command(
         sidecar=not no_sidecar,
         sglang=_peer_place(sglang_python, sglang_harness),
         load=LoadOptions(replay=ReplayOptions(trace=trace, ranks=numbers[0]), speed_up=speed_up, seconds=seconds),
+        trace=TraceOptions(trace=trace, ranks=numbers[0], requests_max=requests_max, unlimited=pools is not None),
     )
     place, results = where(), list[Result]()
     logging.getLogger("kvcoord").setLevel(logging.ERROR)

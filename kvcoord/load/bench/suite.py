@@ -13,9 +13,11 @@ from kvcoord.load.bench.index import PeerPlace, index
 from kvcoord.load.bench.local import local
 from kvcoord.load.bench.pressure import LoadOptions, load
 from kvcoord.load.bench.recovery import recovery
+from kvcoord.load.bench.replays import TraceOptions, replays
 from kvcoord.load.bench.result import Result
 from kvcoord.load.bench.scale import scale
 from kvcoord.load.plan import ReplayOptions
+from kvcoord.load.trace import DEMO
 
 
 class Benchmark(StrEnum):
@@ -29,6 +31,7 @@ class Benchmark(StrEnum):
     LOCAL = "local"
     SCALE = "scale"
     LOAD = "load"
+    TRACE = "trace"
     BUDGETS = "budgets"
     ALL = "all"
 
@@ -41,6 +44,7 @@ class SuiteOptions(msgspec.Struct, frozen=True, kw_only=True):
     sidecar: bool = True
     sglang: PeerPlace | None = None
     load: LoadOptions | None = None
+    trace: TraceOptions | None = None
 
     @property
     def effort(self) -> Effort:
@@ -51,7 +55,7 @@ OnCase = Callable[[str], None]
 
 
 async def run(benchmark: Benchmark, options: SuiteOptions, on_case: OnCase = lambda _: None) -> list[Result]:
-    """Runs one, or all but `load`, which takes minutes.
+    """Runs one, or all but `load` and `trace`, which take minutes.
 
     `budgets` and `all` put the budgets first; `budgets` returns the benchmarks behind them too.
     """
@@ -79,4 +83,6 @@ def _one(benchmark: Benchmark, options: SuiteOptions, on_case: OnCase) -> Awaita
         return recovery(min(options.ranks), runs=1 if quick else 5, on_case=on_case)
     if benchmark is Benchmark.LOCAL:
         return local(options.effort)
+    if benchmark is Benchmark.TRACE:
+        return replays(options.trace or TraceOptions(trace=str(DEMO), ranks=4), quick=quick, on_case=on_case)
     return scale(quick=quick, on_case=on_case)
