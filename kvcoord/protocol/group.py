@@ -76,6 +76,8 @@ class GroupMachine:
         self.decisions: dict[tuple[Path, Outcome, Reason | None], int] = {}
         """Decisions by how they came about (in a round, or in the stream), outcome and reason of an abort."""
         self.retractions: dict[Reason, int] = {}
+        self._verdicts_held_max = 2 * limits.rounds_kept_max
+        """A rank keeps up to 2 x lag + 2 of its own, and the lag is less than what is kept here."""
         self._incarnation = incarnation
         self._watch = DivergenceWatch(world_size, limits.heartbeat_timeout_s)
         self._lockstep = False
@@ -187,7 +189,7 @@ class GroupMachine:
         odd = _misfit(reports)
         if odd is not None:
             return self.membership.refuse(odd.rank, odd, now)
-        merged = merge(reports, self.epoch)
+        merged = merge(reports, self.epoch, self._verdicts_held_max)
         first = next(iter(reports.values()))
         self._lockstep, self._pool_count = first.lockstep, len(first.free)
         self._watch.begin()

@@ -37,8 +37,12 @@ class Merged(msgspec.Struct, frozen=True):
     conflict: Conflict | None = None
 
 
-def merge(reports: Mapping[Rank, Report], epoch: int) -> Merged:
-    """Combines the reports of all ranks of a group, with equally many pools, for the epoch that is about to begin."""
+def merge(reports: Mapping[Rank, Report], epoch: int, verdicts_held_max: int = 512) -> Merged:
+    """Combines the reports of all ranks of a group, with equally many pools, for the epoch that is about to begin.
+
+    No rank is to hold more than `verdicts_held_max` verdicts: one whose engine has not moved while the group went from
+    one recovery to the next would need more and more of them, so the group begins anew instead.
+    """
     ranks = sorted(reports)
     ordered = [reports[rank] for rank in ranks]
     capacity = [min(counts) for counts in zip(*(report.free for report in ordered), strict=True)]
@@ -58,8 +62,11 @@ def merge(reports: Mapping[Rank, Report], epoch: int) -> Merged:
                 return _anew(epoch, capacity, _conflict(other, known, rank, verdict))
     sequence = max(report.sequence for report in ordered)
     last_round = max(verdicts, default=-1)
-    if not all(_reachable(report, sequence, entries.keys(), last_round, verdicts.keys()) for report in ordered):
-        return _anew(epoch, capacity)
+    for report in ordered:
+        if not all(number in entries for number in range(report.sequence + 1, sequence + 1)):
+            return _anew(epoch, capacity)
+        if not _follows(report, verdicts, last_round, verdicts_held_max):
+            return _anew(epoch, capacity)
     known_entries = [entries[number][1] for number in sorted(entries)]
     decided = {entry.operation for entry in known_entries if isinstance(entry, Decision)}
     in_doubt = [operation for report in ordered for operation in report.in_doubt if operation not in decided]
@@ -81,13 +88,12 @@ def _anew(epoch: int, capacity: list[int], conflict: Conflict | None = None) -> 
     return Merged(epoch, True, [], 0, [], [], -1, [], capacity, conflict)
 
 
-def _reachable(
-    report: Report, sequence: int, entries: Container[int], last_round: int, verdicts: Container[int]
-) -> bool:
-    """Whether this rank can be brought up to the most advanced one from what the ranks still keep."""
-    if not all(number in entries for number in range(report.sequence + 1, sequence + 1)):
-        return False
-    return report.verdict_next < 0 or all(number in verdicts for number in range(report.verdict_next, last_round + 1))
+def _follows(report: Report, verdicts: Container[int], last_round: int, verdicts_held_max: int) -> bool:
+    """Whether this rank can be brought up to the last round from the verdicts that the ranks still keep."""
+    if report.verdict_next < 0:
+        return True
+    missing = range(report.verdict_next, last_round + 1)
+    return all(number in verdicts for number in missing) and len(report.verdicts) + len(missing) <= verdicts_held_max
 
 
 def _still_copying(reports: list[Report], entries: list[Entry], verdicts: list[Verdict]) -> list[Completion]:

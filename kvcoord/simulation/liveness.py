@@ -179,7 +179,7 @@ class Bounded(Promise):
                 "stream._decided": kept,
                 "stream._completed": kept,
                 "rounds._frames": max(lag, 1),
-                "rounds._verdicts": 2 * lag + 2,
+                "rounds._verdicts": 2 * rounds,
             }
         )
         self._events = 0

@@ -47,6 +47,13 @@ def test_a_rank_that_cannot_be_brought_up_makes_all_begin_anew() -> None:
     assert not merge({0: rounds(4, 5, following=6), 1: rounds(3, following=4)}, NEW).fresh
 
 
+def test_a_rank_that_would_have_to_hold_too_many_verdicts_makes_all_begin_anew() -> None:
+    """Its engine did not move from one recovery to the next, and each of them handed it more."""
+    reports = {0: rounds(7, 8, following=9), 1: rounds(3, 4, 5, 6, following=7)}
+    assert not merge(reports, NEW, 6).fresh
+    assert merge(reports, NEW, 5).fresh
+
+
 def test_a_rank_that_has_sent_no_frame_needs_no_verdict() -> None:
     merged = merge({0: rounds(4, 5, following=6), 1: rounds(following=-1)}, NEW)
     assert (merged.fresh, merged.round) == (False, 5)

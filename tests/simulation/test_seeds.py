@@ -39,6 +39,7 @@ HARD = Options(
 """One fault after another."""
 
 FAILED_ONCE = [
+    (HARD, 10398, "every recovery gave more verdicts to a rank whose engine stood still"),
     (HARD, 7120, "calls from before a renewal were taken in the new history"),
     (Options(ranks=2, steps=20, fault_s=8.0), 405135159, "an abort for a lost rank did not name it"),
     (Options(ranks=2), 34, "a suspended rank aborted what the others committed without it"),
