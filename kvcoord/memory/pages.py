@@ -6,6 +6,8 @@ address of its plane and the stride from page to page. It does not know who owns
 
 import ctypes
 import mmap
+import os
+import resource
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol, Self
@@ -155,8 +157,16 @@ class PageMemory:
 
 
 def unmappable(geometry: PoolGeometry, capacity: int, cause: Exception) -> ConfigError:
-    """The error for a pool that this host cannot map: field, value and what to do."""
-    size_bytes = geometry.total_bytes(capacity)
-    return ConfigError(
-        f"pools.{geometry.name}.capacity", capacity, f"{size_bytes} bytes cannot be mapped ({cause}); lower it"
+    """The error for a pool that this host cannot map: field, value, the system's code, the limits and what to do."""
+    host_bytes = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+    fix = (
+        f"{geometry.total_bytes(capacity)} bytes cannot be mapped ({cause}); RLIMIT_AS is"
+        f" {limit_of(resource.RLIMIT_AS)}, the host has {host_bytes} bytes of memory; lower it"
     )
+    return ConfigError(f"pools.{geometry.name}.capacity", capacity, fix)
+
+
+def limit_of(limit: int) -> str:
+    """One of the `resource.RLIMIT_`s of this process, as people read it."""
+    size_bytes, _ = resource.getrlimit(limit)
+    return "unlimited" if size_bytes == resource.RLIM_INFINITY else f"{size_bytes} bytes"

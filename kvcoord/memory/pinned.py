@@ -12,7 +12,7 @@ from typing import Final
 
 from kvcoord.errors import ConfigError, DriverCallFailed
 from kvcoord.memory.driver import Addresses, Driver
-from kvcoord.memory.pages import PageMemory
+from kvcoord.memory.pages import PageMemory, limit_of
 
 CHUNK_BYTES: Final = 4 << 30
 
@@ -71,10 +71,9 @@ class Pinned:
 
 
 def _unpinnable(memory: PageMemory, done_bytes: int, cause: DriverCallFailed) -> ConfigError:
-    locked_max, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    limit = "unlimited" if locked_max == resource.RLIM_INFINITY else f"{locked_max} bytes"
     fix = (
         f"{memory.size_bytes} bytes of host memory cannot be locked, {done_bytes} could: {cause};"
-        f" RLIMIT_MEMLOCK is {limit}; lower host_pages, or raise that limit or the container's memory"
+        f" RLIMIT_MEMLOCK is {limit_of(resource.RLIMIT_MEMLOCK)};"
+        " lower host_pages, or raise that limit or the container's memory"
     )
     return ConfigError(f"pools.{memory.geometry.name}.capacity", memory.capacity, fix)

@@ -5,12 +5,13 @@ from typing import Final
 
 import msgspec
 
-from kvcoord.domain import Aborted, Agreement, Committed, OperationId, Path, Reason, Tier
+from kvcoord.domain import Aborted, Agreement, Committed, OperationId, Outcome, Path, Reason, Tier
 from kvcoord.protocol.ballot import participants_of, ranks_in
-from kvcoord.protocol.local import Advanced, Answer, Call, Failed, Outcome
+from kvcoord.protocol.local import Advanced, Answer, Call, Failed
+from kvcoord.protocol.local import Outcome as AnyOutcome
 from kvcoord.protocol.messages import Frame, StreamVote, Value, Vote
 from kvcoord.simulation.promise import Observed, Promise
-from kvcoord.simulation.rank import SimulatedRank
+from kvcoord.simulation.rank import ANSWER_DELAY_S, SimulatedRank
 from kvcoord.simulation.surroundings import Where
 
 _FULL: Final = (Reason.HOST_FULL, Reason.DEVICE_FULL, Reason.AUXILIARY_FULL)
@@ -19,6 +20,9 @@ _EVENTS_BETWEEN_DIGESTS: Final = 8
 
 _NOBODY: Final = (Reason.LIMIT, Reason.IN_DOUBT, Reason.COORDINATOR_LOST)
 """Aborts for which no rank is to blame."""
+
+_WITHOUT_GROUP: Final = (Reason.RANK_LOST, Reason.COORDINATOR_LOST)
+"""Why a rank without lockstep may answer alone."""
 
 _BY_FAULT: Final = (
     Reason.RANK_LOST,
@@ -33,7 +37,7 @@ _OWN_MATTERS: Final = {"slots": [], "error": ""}
 """What the answers of two ranks at one point may differ in."""
 
 
-def outcomes_of(answer: Answer) -> Iterator[Outcome]:
+def outcomes_of(answer: Answer) -> Iterator[AnyOutcome]:
     """Every outcome that an answer tells."""
     if isinstance(answer, Advanced):
         yield from answer.outcomes
@@ -44,29 +48,71 @@ def outcomes_of(answer: Answer) -> Iterator[Outcome]:
 
 
 class AgreementPromise(Promise):
-    """No two ranks of an epoch apply different outcomes or values for one operation."""
+    """No two ranks of an epoch apply different outcomes or values for one operation.
+
+    Whatever is told is the group's word and the same for all, to the reason, the rank that is blamed and the shortfall.
+    There are two exceptions, both without lockstep, and both of aborts alone. A rank may abort for itself, while it is
+    without its group and where it has too many operations open: it has then not voted, so nobody commits. And one that
+    comes to an operation when `decisions_kept_max` others have been decided since may hear another reason.
+    """
 
     name = "agreement"
 
     def __init__(self, world: Observed) -> None:
         super().__init__(world)
-        self.outcomes: dict[tuple[int, OperationId], tuple[Outcome, str]] = {}
+        self.outcomes: dict[tuple[int, OperationId], tuple[AnyOutcome, str]] = {}
+        """What the group decided, and who was told first."""
+        self._alone: dict[tuple[int, OperationId], tuple[AnyOutcome, str]] = {}
+        self._apart_at: dict[int, float] = {}
+        """When each rank was last seen to do something without its group."""
+        self._decided_at: dict[tuple[int, OperationId], int] = {}
+        self._forgotten: set[tuple[int, OperationId]] = set()
+
+    def after_rank(self, rank: SimulatedRank) -> None:
+        if not rank.machine.active:
+            self._apart_at[rank.number] = self.world.agenda.now
+
+    def event(self, rank: SimulatedRank, history: int, index: int, text: str) -> None:
+        """A second decision on one operation is made only when the first one is forgotten."""
+        verb, _, rest = text.partition(" ")
+        if verb not in (Outcome.COMMIT, Outcome.ABORT):
+            return
+        key = (history, rest.partition(" ")[0])
+        first = self._decided_at.setdefault(key, index)
+        if index == first:
+            return
+        if self.world.shape.group.lockstep or abs(index - first) < self.world.shape.limits.decisions_kept_max:
+            raise self.broken(f"{rank.name}: event {index} decides {key[1]}, as event {first} did", key[1])
+        self._forgotten.add(key)
 
     def answered(self, rank: SimulatedRank, where: Where, call: Call, answer: Answer) -> None:
         for outcome in map(_without_own_rank, outcomes_of(answer)):
-            held, by = self.outcomes.setdefault((where[0], outcome.operation), (outcome, rank.name))
-            if not self._same(held, outcome):
-                raise self.broken(f"{by} was told {held}, {rank.name} {outcome}", outcome.operation)
+            key = (where[0], outcome.operation)
+            told = self._alone if self._is_alone(rank, outcome) else self.outcomes
+            held, by = told.setdefault(key, (outcome, rank.name))
+            if held != outcome and told is self.outcomes:
+                self._differs(key, held, by, outcome, rank)
+            if key in self._alone and key in self.outcomes and isinstance(self.outcomes[key][0], Committed):
+                (committed, by), (aborted, other) = self.outcomes[key], self._alone[key]
+                raise self.broken(f"{by} was told {committed}, {other} {aborted}", outcome.operation)
 
     def failed(self, rank: SimulatedRank, call: Call, failure: Failed) -> None:
         if failure.error == "Diverged":
             raise self.broken(f"{rank.name} was told that the group diverged: {failure.fields}")
 
-    def _same(self, one: Outcome, other: Outcome) -> bool:
-        if isinstance(one, Committed) or isinstance(other, Committed) or self.world.shape.group.lockstep:
-            return one == other
-        # A rank without its group answers an abort at once; the others hear why the group could not decide.
-        return True
+    def _differs(
+        self, key: tuple[int, OperationId], held: AnyOutcome, by: str, outcome: AnyOutcome, rank: SimulatedRank
+    ) -> None:
+        if key not in self._forgotten or isinstance(held, Committed) or isinstance(outcome, Committed):
+            raise self.broken(f"{by} was told {held}, {rank.name} {outcome}", key[1])
+
+    def _is_alone(self, rank: SimulatedRank, outcome: AnyOutcome) -> bool:
+        if self.world.shape.group.lockstep or isinstance(outcome, Committed):
+            return False
+        if outcome.reason is Reason.LIMIT and outcome.rank == rank.number:
+            return True
+        apart_s = self.world.agenda.now - self._apart_at.get(rank.number, -1.0)
+        return outcome.reason in _WITHOUT_GROUP and apart_s <= 2 * ANSWER_DELAY_S
 
 
 class Validity(Promise):
@@ -195,7 +241,7 @@ def combined(agreement: Agreement, values: list[Value]) -> Value:
     return max(numbers) if agreement is Agreement.MAX else min(numbers)
 
 
-def _without_own_rank(outcome: Outcome) -> Outcome:
+def _without_own_rank(outcome: AnyOutcome) -> AnyOutcome:
     """Where all ranks are at a limit together, each names itself."""
     if isinstance(outcome, Aborted) and outcome.reason is Reason.LIMIT and outcome.path is Path.COVERED:
         return msgspec.structs.replace(outcome, rank=-1)

@@ -7,7 +7,7 @@ is one membership; a failed machine answers with its failure until somebody star
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvcoord.controller.assembly import make_worker
 from kvcoord.controller.effects import Reply, StartCopy
@@ -27,6 +27,9 @@ from kvcoord.simulation.surroundings import Surroundings
 from kvcoord.simulation.violation import Violation
 
 _DECODER = coordinator_decoder()
+
+ANSWER_DELAY_S: Final = 0.0001
+"""From what a machine answers to its engine, which hears all answers of that time at once."""
 
 
 class Engine(Protocol):
@@ -245,7 +248,7 @@ class SimulatedRank(Process):
 
     def _answer(self, reply: Reply) -> None:
         if not self._answers:
-            self.agenda.after(0.0001, partial(self._flush, self.life, reply.session))
+            self.agenda.after(ANSWER_DELAY_S, partial(self._flush, self.life, reply.session))
         self._answers.append((reply.call, reply.answer))
 
     def _flush(self, life: int, session: int) -> None:

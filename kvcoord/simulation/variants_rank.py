@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kvcoord.controller.worker import WorkerMachine
 from kvcoord.domain import Outcome, Reason
 from kvcoord.protocol.effects import Apply
 from kvcoord.protocol.messages import Decision
@@ -124,6 +125,17 @@ def _lost_votes_stay_lost() -> list[Patch]:
     ]
 
 
+def _reasons_of_ones_own() -> list[Patch]:
+    original = WorkerMachine._decide
+
+    def decide(self: Any, decision: Any, path: Any) -> None:
+        if decision.reason is Reason.VOTE_TIMEOUT and self.rank.identity.rank == 0:
+            decision = msgspec.structs.replace(decision, reason=Reason.BUSY)
+        original(self, decision, path)
+
+    return [(WorkerMachine, "_decide", decide)]
+
+
 RANK_VARIANTS: Final = (
     Variant(name="local_timeout_decides", breaks="a rank that has voted gives up alone", make=_rank_times_out_alone),
     Variant(
@@ -156,6 +168,12 @@ RANK_VARIANTS: Final = (
         name="vote_never_repeated",
         breaks="a lost vote is not said again and has no deadline",
         make=_lost_votes_stay_lost,
+        options=_STREAMING,
+    ),
+    Variant(
+        name="reason_of_ones_own",
+        breaks="one rank tells its engine another reason for an abort than the others",
+        make=_reasons_of_ones_own,
         options=_STREAMING,
     ),
 )

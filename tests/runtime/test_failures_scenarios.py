@@ -1,4 +1,4 @@
-"""Scenarios from the field that are about sockets, shutdown and restarts, with real processes."""
+"""Scenarios from the field that are about sockets, shutdown and restarts, with real processes: O to R."""
 
 import asyncio
 import signal
@@ -10,15 +10,15 @@ import pytest
 from kvcoord.domain import Aborted, Committed, Reason
 from kvcoord.errors import GroupRenewed
 from kvcoord.load.chaos.link import Link, LinkState
-from kvcoord.observability.snapshot import WorkerSnapshot
-from tests.runtime.engine import KEYS, on_all
+from tests.runtime.engine import KEYS, Engine, on_all
+from tests.runtime.groups import group as fresh_group
 from tests.runtime.process_group import ProcessGroup
 from tests.runtime.test_failures_worker import engines, nothing_leaks, store_and_read_back, suspended
 
 # --- liveness, restart, rejoin ----------------------------------------------------------------------------------------
 
 
-async def test_an_idle_group_stays_together_for_several_times_the_liveness_timeout(tmp_path: Path) -> None:
+async def test_scenario_o_an_idle_group_stays_together_for_several_times_the_liveness_timeout(tmp_path: Path) -> None:
     group = ProcessGroup(tmp_path, 2).limit(heartbeat_timeout_s=1.0)
     async with group, engines(group) as made:
         before = await group.status(0)
@@ -27,7 +27,7 @@ async def test_an_idle_group_stays_together_for_several_times_the_liveness_timeo
         await store_and_read_back(made)
 
 
-async def test_a_worker_that_leaves_in_good_order_is_missed_at_once_and_told_by_name(tmp_path: Path) -> None:
+async def test_scenario_r_a_worker_that_leaves_in_good_order_is_missed_at_once_and_told_by_name(tmp_path: Path) -> None:
     async with ProcessGroup(tmp_path, 2) as group, engines(group):
         group.running["r1"].ending = True
         group.running["r1"].signal(signal.SIGTERM)
@@ -36,7 +36,7 @@ async def test_a_worker_that_leaves_in_good_order_is_missed_at_once_and_told_by_
         assert await group.running["r1"].wait() == 0
 
 
-async def test_a_worker_started_again_faster_than_a_heartbeat_is_the_new_one(tmp_path: Path) -> None:
+async def test_scenario_o_a_worker_started_again_faster_than_a_heartbeat_is_the_new_one(tmp_path: Path) -> None:
     async with ProcessGroup(tmp_path, 2) as group, engines(group) as (a, _):
         before = await group.status(1)
         for _ in range(2):
@@ -52,7 +52,9 @@ async def test_a_worker_started_again_faster_than_a_heartbeat_is_the_new_one(tmp
 # --- the coordinator is lost ------------------------------------------------------------------------------------------
 
 
-async def test_a_vote_that_only_one_rank_had_put_when_the_coordinator_was_killed_aborts_on_all(tmp_path: Path) -> None:
+async def test_scenario_p_a_vote_that_only_one_rank_had_put_when_the_coordinator_was_killed_aborts_on_all(
+    tmp_path: Path,
+) -> None:
     async with ProcessGroup(tmp_path, 2) as group, engines(group) as (a, b):
         early = asyncio.ensure_future(a.cache.agree("own/1", True))
         await group.until(0, lambda snapshot: snapshot.received["calls"] > 3)
@@ -70,7 +72,7 @@ async def test_a_vote_that_only_one_rank_had_put_when_the_coordinator_was_killed
         await nothing_leaks(group)
 
 
-async def test_a_stopped_coordinator_that_goes_on_is_used_again_and_nothing_is_lost(tmp_path: Path) -> None:
+async def test_scenario_p_a_stopped_coordinator_that_goes_on_is_used_again_and_nothing_is_lost(tmp_path: Path) -> None:
     group = ProcessGroup(tmp_path, 2).limit(heartbeat_timeout_s=0.5)
     async with group, engines(group) as made:
         await on_all(*(engine.store(KEYS, b"x") for engine in made))
@@ -108,7 +110,7 @@ class LinkedGroup(ProcessGroup):
         await self.worker(rank, coordinators=[f"ipc://{self.folder}/l{rank}{index}.sock" for index in range(2)])
 
 
-async def test_ranks_that_are_at_different_coordinators_come_together(tmp_path: Path) -> None:
+async def test_scenario_p_ranks_that_are_at_different_coordinators_come_together(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack, LinkedGroup(tmp_path, stack) as group:
         group.lines[1, 0].set(LinkState.CUT)
         for rank in range(2):
@@ -118,7 +120,7 @@ async def test_ranks_that_are_at_different_coordinators_come_together(tmp_path: 
             await store_and_read_back(made)
 
 
-async def test_a_rank_that_is_cut_off_for_a_moment_comes_back_and_nothing_is_lost(tmp_path: Path) -> None:
+async def test_scenario_o_a_rank_that_is_cut_off_for_a_moment_comes_back_and_nothing_is_lost(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack, LinkedGroup(tmp_path, stack) as group:
         for rank in range(2):
             await group.linked_worker(rank)
@@ -136,7 +138,7 @@ async def test_a_rank_that_is_cut_off_for_a_moment_comes_back_and_nothing_is_los
             await nothing_leaks(group)
 
 
-async def test_a_line_that_carries_only_one_way_suspends_both_ends_and_heals(tmp_path: Path) -> None:
+async def test_scenario_q_a_line_that_carries_only_one_way_suspends_both_ends_and_heals(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack, LinkedGroup(tmp_path, stack) as group:
         for rank in range(2):
             await group.linked_worker(rank)
@@ -154,11 +156,13 @@ def sockets_of_ranks(folder: Path) -> list[Path]:
     return list(folder.glob("r*.sock"))
 
 
-# --- shutdown, keys, counters -----------------------------------------------------------------------------------------
+# --- shutdown ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-async def test_a_worker_ends_in_good_order_also_when_its_coordinator_does_not_answer(how: str, tmp_path: Path) -> None:
+async def test_scenario_r_a_worker_ends_in_good_order_also_when_its_coordinator_does_not_answer(
+    how: str, tmp_path: Path
+) -> None:
     async with ProcessGroup(tmp_path, 1) as group, engines(group):
         if how == "killed":
             await group.kill("c0")
@@ -170,25 +174,15 @@ async def test_a_worker_ends_in_good_order_also_when_its_coordinator_does_not_an
     assert not sockets_of_ranks(tmp_path)
 
 
-async def test_page_keys_do_not_depend_on_the_interpreters_hash_seed(tmp_path: Path) -> None:
-    async with ProcessGroup(tmp_path, 2) as group:
-        for rank in range(2):
-            await group.kill(f"r{rank}")
-            await group.worker(rank, variables={"PYTHONHASHSEED": str(rank + 1)})
-        async with engines(group) as made:
-            await store_and_read_back(made)
-            digests = {(await group.status(rank)).index_digest for rank in range(2)}
-            assert len(digests) == 1
+# --- the first messages -----------------------------------------------------------------------------------------------
 
 
-async def test_hits_and_aborts_are_counted_once_for_the_group_and_alike_on_all_ranks(tmp_path: Path) -> None:
-    def counted(snapshot: WorkerSnapshot) -> object:
-        return snapshot.pages_hit, snapshot.pages_requested, snapshot.decisions
-
-    async with ProcessGroup(tmp_path, 2) as group, engines(group) as made:
-        await store_and_read_back(made)
-        await on_all(made[0].cache.agree("own/1", True), made[1].cache.agree("own/1", False))
-        first, second = [await group.status(rank) for rank in range(2)]
-        assert counted(first) == counted(second)
-        assert first.pages_hit == {"device": 0, "host": 4}
-        assert [decision.count for decision in first.decisions if decision.reason is Reason.REFUSED] == [1]
+async def test_scenario_q_in_fresh_starts_the_first_operation_is_decided_on_all_ranks(tmp_path: Path) -> None:
+    """It is asked for while the group comes together: whatever the sockets lose then is said again."""
+    for start in range(25):
+        folder = tmp_path / str(start)
+        folder.mkdir()
+        async with fresh_group(folder, world_size=2, lockstep=False) as group, AsyncExitStack() as stack:
+            made = [await stack.enter_async_context(Engine(group.address(rank))) for rank in range(2)]
+            outcomes = await on_all(*(engine.cache.agree("first", True) for engine in made))
+            assert [bool(outcome) for outcome in outcomes] == [True, True]

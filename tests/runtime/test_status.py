@@ -20,6 +20,7 @@ from kvcoord.runtime.status import ask
 from kvcoord.transport.curve import generate_keys
 from kvcoord.transport.link import LinkLimits
 from kvcoord.transport.unix import UnixTransport
+from tests.runtime.scrape import get
 
 WORKER = WorkerSnapshot(version="9", incarnation="a", uptime_s=1.0, ready=True, group="g", rank=3, state="active")
 
@@ -86,7 +87,7 @@ async def test_a_coordinator_answers_over_http(tmp_path: Path) -> None:
 
 async def test_the_http_port_shows_health_readiness_metrics_and_configuration(tmp_path: Path) -> None:
     async with coordinator(bind=[f"ipc://{tmp_path}/c.sock"], http="127.0.0.1:0") as opened:
-        answers = {path: await _get(opened.http_address, path) for path in ("healthz", "readyz", "metrics", "config")}
+        answers = {path: await get(opened.http_address, path) for path in ("healthz", "readyz", "metrics", "config")}
     assert "200 OK" in answers["healthz"]
     assert "200 OK" in answers["readyz"]
     assert "kvcoord_coordinator_ready 1.0" in answers["metrics"]
@@ -156,12 +157,3 @@ async def test_another_http_server_is_told_apart() -> None:
 async def test_an_address_of_no_known_form_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="write it as"):
         await ask(address, 5.0)
-
-
-async def _get(address: str, path: str) -> str:
-    host, port = address.split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(f"GET /{path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
-    answer = await reader.read()
-    writer.close()
-    return answer.decode()

@@ -26,11 +26,24 @@ from kvcoord.simulation.rank import SimulatedRank
 from kvcoord.simulation.shape import Shape
 from kvcoord.simulation.world import World
 
-SHAPES = [(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (1, 4), (2, 4)]
+SHAPES = [(tp, pp) for pp in (1, 2, 4) for tp in (1, 2, 4, 8)]
 """(tp, pp) of a sweep."""
 
-ODD_RANKS = [(tp, pp, odd) for tp, pp in SHAPES for odd in range(tp * pp)]
-"""A sweep with the odd rank at each position."""
+ODD_RANKS = [
+    (tp, pp, odd)
+    for tp, pp in SHAPES
+    for odd in range(tp * pp)
+    if tp * pp <= 8 or odd in (0, tp * pp // 2, tp * pp - 1)
+]
+"""A sweep with the odd rank at each position; of groups with more than 8 ranks first, in the middle, and last."""
+
+CORNERS = [(tp, pp, odd) for tp, pp, odd in ODD_RANKS if tp * pp <= 2 or odd in (0, tp * pp - 1)]
+"""The same for sweeps that have further dimensions: the odd rank first and last."""
+
+
+def hosts(ranks: int, usual: int, odd: int, of_odd: int) -> list[int]:
+    """Host pages by rank, other ones on the odd rank."""
+    return [of_odd if rank == odd else usual for rank in range(ranks)]
 
 
 def pages(*blocks: int) -> list[PageKey]:
@@ -69,10 +82,17 @@ class ScriptedEngine:
     def resume(self) -> None:
         self.paused = False
 
+    def poll(self, call: Call) -> int:
+        """Asks what the other ranks do not ask at this point of their step."""
+        return self._ask(call, -1)
+
     def ask(self, call: Call) -> int:
-        number = self._world.new_call()
         self.index += 1
-        self.asked[number] = Asked(call, self.index, self._world.agenda.now, lambda answer: None)
+        return self._ask(call, self.index)
+
+    def _ask(self, call: Call, index: int) -> int:
+        number = self._world.new_call()
+        self.asked[number] = Asked(call, index, self._world.agenda.now, lambda answer: None)
         self._rank.call(self.session, [(number, call)])
         return number
 
@@ -84,7 +104,7 @@ class ScriptedEngine:
             self.answers[number] = answer
             if isinstance(answer, Failed):
                 continue
-            step = self.step if self._world.shape.group.lockstep else -1
+            step = self.step if self._world.shape.group.lockstep and asked.index > 0 else -1
             where = (self._rank.machine.history, step, asked.index)
             self._world.promises.answered(self._rank, where, asked.call, answer)
 
@@ -104,6 +124,7 @@ class Script:
         pools: Sequence[str] = ("kv",),
         model: str = "",
         joined: bool = True,
+        seed: int = 1,
         **limits: int,
     ) -> None:
         ranks = tp * pp
@@ -123,7 +144,7 @@ class Script:
             limits=msgspec.convert(limits, Limits),
             model=model,
         )
-        self.world = World(shape, 1, [], 1e9)
+        self.world = World(shape, seed, [], 1e9)
         self.world.failures_allowed |= {"GroupRenewed", "UsageError"}
         self.world.faultless = False
         self.engines = [ScriptedEngine(self.world, rank) for rank in self.world.ranks]

@@ -1,103 +1,28 @@
-"""Failures from the field that are about the group: classes I, J, O to R, T, U, with the fault at each phase."""
-
-from collections.abc import Callable
+"""Scenarios from the field that are about the group: O to U, with the fault at each phase."""
 
 import msgspec
 import pytest
 
-from kvcoord.domain import OperationKind, Outcome, Path, Tier
-from kvcoord.protocol.local import Acquire, Acquired, Advance, Agree, Agreed, Evict, Failed, WriteThrough, join_keys
+from kvcoord.controller import assembly
+from kvcoord.domain import Committed, OperationKind, Outcome, Path, Tier
+from kvcoord.index.keys import self_test_digest
+from kvcoord.protocol.local import Acquire, Acquired, Agree, Agreed, Evict, Failed, WriteThrough, join_keys
 from kvcoord.simulation.network import Envelope
-from tests.simulation.scripted import ODD_RANKS, SHAPES, Script, pages
+from tests.simulation.phases import PHASES, begin_anew, go_on
+from tests.simulation.scripted import CORNERS, ODD_RANKS, SHAPES, Script, pages
 
 A = pages(1, 2, 3, 4)
 
-PHASES: dict[str, Callable[[Script, int], None]] = {
-    "idle": lambda script, odd: None,
-    "before the vote": lambda script, odd: script.hold_copies(odd),
-    "voted": lambda script, odd: _full_write(script),
-    "copying": lambda script, odd: _copying(script, odd),
-    "copied": lambda script, odd: _copied(script),
-    "complete": lambda script, odd: _complete(script),
-}
-"""What the group is doing when the fault comes."""
-
-
-def _full_write(script: Script) -> None:
-    """More than fits: it is put to the vote of the next frame."""
-    script.write(script.acquire(pages(*range(50, 67)))[0].lease)
-    script.ask(Advance(script.step))
-    script.step += 1
-
-
-def _copying(script: Script, odd: int) -> None:
-    script.hold_copies(odd)
-    script.write(script.acquire(A)[0].lease)
-    script.pass_time(0.05)
-
-
-def _complete(script: Script) -> None:
-    script.cache(A)
-
-
-def _copied(script: Script) -> None:
-    script.write(script.acquire(A)[0].lease)
-    script.pass_time(0.1)
-
-
-def go_on(script: Script) -> None:
-    """Engines drop what they had where the group began anew, and the group works again."""
-    for rank in script.everyone:
-        script.ranks[rank].copy_weather.stuck = 0
-        script.ranks[rank].release_held()
-    script.wait(script.joined)
-    script.wait(lambda: len({rank.machine.epoch for rank in script.ranks}) == 1)
-    script.pass_time(1.0)
-    for engine in script.engines:
-        engine.asked.clear()
-        engine.step, engine.index = 0, 0
-
-
-def begin_anew(script: Script) -> None:
-    """After a rank came back with nothing: every engine registers, and the steps begin at 0."""
-    go_on(script)
-    for rank in script.ranks:
-        rank.register()
-    script.step = 0
-    script.cache(pages(71, 72))
-    assert {script.resident(rank, pages(71, 72), Tier.HOST) for rank in script.everyone} == {2}
-    script.check_rest()
-
-
-@pytest.mark.parametrize(("tp", "pp"), [(1, 2), (2, 2), (1, 4), (2, 4)])
-def test_stages_take_note_of_a_completion_at_the_same_step(tp: int, pp: int) -> None:
-    """Class I: the copies of each stage end at a time of their own."""
-    script = Script(tp, pp)
-    script.hold_copies(*script.everyone)
-    script.write(script.acquire(A)[0].lease)
-    for rank in script.everyone:
-        script.advance()
-        script.release_copies(rank)
-    completed = [advanced.completed for advanced in script.settle()]
-    assert sum(map(len, completed)) == 1
-    script.check_rest()
+_DOWN_S = (0.3, 5.0)
+"""Shorter than a heartbeat may be late, and longer."""
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize(("tp", "pp", "odd"), [(2, 1, 0), (2, 1, 1), (4, 1, 2), (2, 2, 3), (8, 1, 7)])
-def test_an_engine_that_ends_at_any_phase_leaves_nothing_behind(tp: int, pp: int, odd: int, phase: str) -> None:
-    """Class J."""
-    script = Script(tp, pp, host=12)
-    PHASES[phase](script, odd)
-    script.engines[odd].restart()
-    begin_anew(script)
-
-
-@pytest.mark.parametrize("down_s", [0.3, 5.0])
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize(("tp", "pp", "odd"), [(2, 1, 0), (2, 1, 1), (4, 1, 3), (1, 4, 2), (8, 1, 0)])
-def test_a_rank_killed_at_any_phase_comes_back(tp: int, pp: int, odd: int, phase: str, down_s: float) -> None:
-    """Class O: every call of the others is answered, none hangs."""
+@pytest.mark.parametrize(("tp", "pp", "odd", "down_s"), [(*sweep, _DOWN_S[n % 2]) for n, sweep in enumerate(CORNERS)])
+def test_scenario_o_a_rank_killed_at_any_phase_comes_back(
+    tp: int, pp: int, odd: int, down_s: float, phase: str
+) -> None:
+    """Every call of the others is answered, none hangs."""
     script = Script(tp, pp, host=12)
     PHASES[phase](script, odd)
     rank = script.ranks[odd]
@@ -114,8 +39,8 @@ def test_a_rank_killed_at_any_phase_comes_back(tp: int, pp: int, odd: int, phase
 
 
 @pytest.mark.parametrize(("tp", "pp"), SHAPES)
-def test_ranks_without_traffic_stay_members(tp: int, pp: int) -> None:
-    """Class O: ten times the liveness timeout without an operation."""
+def test_scenario_o_ranks_without_traffic_stay_members(tp: int, pp: int) -> None:
+    """Ten times the liveness timeout without an operation."""
     script = Script(tp, pp)
     epochs = {rank.machine.epoch for rank in script.ranks}
     script.pass_time(10 * script.world.shape.timeouts.heartbeat_timeout_s)
@@ -126,9 +51,11 @@ def test_ranks_without_traffic_stay_members(tp: int, pp: int) -> None:
 
 @pytest.mark.parametrize("standby", [False, True])
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (4, 1), (2, 2), (8, 1)])
-def test_a_coordinator_killed_at_any_phase_changes_no_outcome(tp: int, pp: int, phase: str, standby: bool) -> None:
-    """Class P: what was agreed stays agreed, no cached page is lost, the steps go on."""
+@pytest.mark.parametrize(("tp", "pp"), SHAPES)
+def test_scenario_p_a_coordinator_killed_at_any_phase_changes_no_outcome(
+    tp: int, pp: int, phase: str, standby: bool
+) -> None:
+    """What was agreed stays agreed, no cached page is lost, the steps go on."""
     script = Script(tp, pp, host=16, coordinators=2 if standby else 1)
     script.cache(pages(81, 82))
     PHASES[phase](script, 0)
@@ -154,9 +81,8 @@ KINDS = ["Hello", "Prepare", "Accept", "Activate", "Frame", "Verdict", "StreamVo
 
 @pytest.mark.parametrize("lockstep", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_the_first_message_of_any_kind_may_be_lost(ranks: int, kind: str, lockstep: bool) -> None:
-    """Class Q."""
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_scenario_q_the_first_message_of_any_kind_may_be_lost(ranks: int, kind: str, lockstep: bool) -> None:
     script = Script(ranks, lockstep=lockstep, joined=False)
     lost: set[int] = set()
 
@@ -181,9 +107,8 @@ def test_the_first_message_of_any_kind_may_be_lost(ranks: int, kind: str, lockst
 
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_messages_that_come_twice_or_in_another_order_change_nothing(ranks: int, share: float) -> None:
-    """Class Q."""
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_scenario_q_messages_that_come_twice_or_in_another_order_change_nothing(ranks: int, share: float) -> None:
     script = Script(ranks)
     for rank in script.everyone:
         for way in ("up", "down"):
@@ -194,9 +119,21 @@ def test_messages_that_come_twice_or_in_another_order_change_nothing(ranks: int,
     script.check_rest()
 
 
+def test_scenario_q_in_a_hundred_fresh_starts_the_first_operation_is_decided_on_all_ranks() -> None:
+    """It is asked for before the group has come together: no message of the start is taken for granted."""
+    for seed in range(100):
+        script = Script(2, lockstep=False, joined=False, seed=seed)
+        script.wait(lambda script=script: all(rank.alive for rank in script.ranks))  # type: ignore[misc]
+        answers = script.call(Agree("first", True))
+        assert [answer.outcome for answer in answers if isinstance(answer, Agreed)] == [
+            Committed("first", Path.IMMEDIATE)
+        ] * 2
+        script.check_rest()
+
+
 @pytest.mark.parametrize(("tp", "pp", "odd"), ODD_RANKS)
-def test_a_rank_that_leaves_is_missed_at_once(tp: int, pp: int, odd: int) -> None:
-    """Class R: the others need not wait for the silence."""
+def test_scenario_r_a_rank_that_leaves_is_missed_at_once(tp: int, pp: int, odd: int) -> None:
+    """The others need not wait for the silence."""
     script = Script(tp, pp)
     before = script.ranks[0].machine.epoch
     script.engines[odd].restart()
@@ -207,8 +144,39 @@ def test_a_rank_that_leaves_is_missed_at_once(tp: int, pp: int, odd: int) -> Non
 
 
 @pytest.mark.parametrize(("tp", "pp", "odd"), [sweep for sweep in ODD_RANKS if sweep[:2] != (1, 1)])
-def test_a_rank_whose_keys_would_differ_is_refused_with_both_values(tp: int, pp: int, odd: int) -> None:
-    """Class T."""
+def test_scenario_s_a_rank_that_cannot_register_its_memory_never_joins_and_is_named(tp: int, pp: int, odd: int) -> None:
+    """Its process ends before it says Hello; the others wait for it by name, and go on once it has come."""
+    script = Script(tp, pp, joined=False)
+    rank = script.ranks[odd]
+    boot = rank.boot
+    rank.boot = lambda: None  # type: ignore[method-assign]
+    script.pass_time(5.0)
+    for other in script.ranks:
+        assert other is rank or other.machine.cause == f"waiting for ranks {odd}"
+    boot()
+    script.wait(script.joined)
+    script.cache(A)
+    script.check_rest()
+
+
+@pytest.mark.parametrize(("tp", "pp", "odd"), CORNERS[1:])
+def test_scenario_s_a_group_that_stays_incomplete_is_lost_by_name(tp: int, pp: int, odd: int) -> None:
+    script = Script(tp, pp, joined=False)
+    script.ranks[odd].boot = lambda: None  # type: ignore[method-assign]
+    script.pass_time(1.0)
+    others = [engine for number, engine in enumerate(script.engines) if number != odd]
+    script.world.failures_allowed.add("GroupLost")
+    numbers = [engine.ask(Acquire(join_keys(A))) for engine in others]
+    script.pass_time(script.world.shape.timeouts.join_timeout_s + 5.0)
+    for engine, number in zip(others, numbers, strict=True):
+        answer = engine.answers[number]
+        assert isinstance(answer, Failed)
+        assert answer.error == "GroupLost"
+        assert str(odd) in str(answer.fields[1]).removeprefix("waiting for ranks ").split(",")
+
+
+@pytest.mark.parametrize(("tp", "pp", "odd"), [sweep for sweep in ODD_RANKS if sweep[:2] != (1, 1)])
+def test_scenario_t_a_rank_whose_keys_would_differ_is_refused_with_both_values(tp: int, pp: int, odd: int) -> None:
     script = Script(tp, pp, joined=False)
     rank = script.ranks[odd]
     group = msgspec.structs.replace(script.world.shape.group, page_tokens=128)
@@ -224,9 +192,32 @@ def test_a_rank_whose_keys_would_differ_is_refused_with_both_values(tp: int, pp:
         assert {failure.fields[4], failure.fields[6]} == {64, 128}
 
 
+@pytest.mark.parametrize(("tp", "pp", "odd"), CORNERS[1:])
+def test_scenario_t_a_rank_that_makes_other_keys_of_the_same_tokens_is_refused(
+    tp: int, pp: int, odd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(tp, pp, joined=False)
+    rank = script.ranks[odd]
+    boot = rank.boot
+
+    def boot_with_other_keys() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(assembly, "self_test_digest", lambda: "other")
+            boot()
+
+    rank.boot = boot_with_other_keys  # type: ignore[method-assign]
+    script.world.failures_allowed.add("JoinRefused")
+    script.pass_time(8.0)
+    refused = [one.worker.failure for one in script.ranks if one.worker.failure is not None]
+    assert refused
+    for failure in refused:
+        assert (failure.error, failure.fields[2]) == ("JoinRefused", "page_key_self_test")
+        assert {failure.fields[4], failure.fields[6]} == {self_test_digest(), "other"}
+
+
 @pytest.mark.parametrize(("tp", "pp"), SHAPES)
-def test_numbers_are_counted_for_the_group_and_are_the_same_on_all_ranks(tp: int, pp: int) -> None:
-    """Class U: ten loads of four pages, and one abort."""
+def test_scenario_u_numbers_are_counted_for_the_group_and_are_the_same_on_all_ranks(tp: int, pp: int) -> None:
+    """Ten loads of four pages, and one abort."""
     script = Script(tp, pp, device=8, host=8)
     script.cache(A)
     for _ in range(10):
