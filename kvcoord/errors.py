@@ -10,6 +10,7 @@
     |- DeadlineExceeded           a configured wait ran out: phase, limit
     |- PeerUnavailable            nobody answers at an address
     |- TransferFailed             a copy failed: direction, layer, cause
+    |- LoadRetracted              a load-back was taken back on all ranks: operation, reason, rank
     |- DriverCallFailed           a GPU's driver refused a call: call, code, detail
     |- FrameError                 bytes from a peer are not a message
     |  |- FrameOversized, FrameMalformed, FrameVersionMismatch
@@ -159,6 +160,17 @@ class TransferFailed(KvcoordError):
 
     def __str__(self) -> str:
         return f"transfer {self.transfer} failed at layer {self.layer}: {self.cause}"
+
+
+class LoadRetracted(KvcoordError):
+    """A load-back was taken back, since it failed on `rank`: what was computed from its pages is void on all ranks."""
+
+    def __init__(self, operation: str, reason: str, rank: int) -> None:
+        self.operation, self.reason, self.rank = operation, reason, rank
+        super().__init__(operation, reason, rank)
+
+    def __str__(self) -> str:
+        return f"{self.operation or 'a load-back'} was retracted ({self.reason} on rank {self.rank}): acquire again"
 
 
 class DriverCallFailed(KvcoordError):

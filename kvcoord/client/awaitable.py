@@ -58,7 +58,9 @@ class Lease(GrantedLease):
     async def layer(self, index: int) -> None:
         """Wait until layer `index` of every loaded page is on the device.
 
-        Raises TransferFailed when the copy failed before it, UsageError when there is no such layer or lease.
+        Raises TransferFailed when the copy failed before it, LoadRetracted once an `advance` has told that it failed on
+        some rank (what was computed from these pages is void, here too: release and acquire again), UsageError when
+        there is no such layer or lease.
         """
         await landed(self, index, self._limit_s)
 
@@ -108,7 +110,8 @@ class Load(StartedLoad):
     async def layer(self, index: int) -> None:
         """Wait until layer `index` of every page is on the device.
 
-        Raises TransferFailed when the copy failed before it, UsageError when there is no such layer or it was aborted.
+        Raises TransferFailed when the copy failed before it, LoadRetracted once an `advance` has told that it failed on
+        some rank, UsageError when there is no such layer or it was aborted.
         """
         await landed(self, index, self._limit_s)
 

@@ -186,7 +186,11 @@ class CacheClient:
     # --- the group ------------------------------------------------------------------------------------------------
 
     async def advance(self, step: int) -> Advanced:
-        """A lockstep engine begins step `step`: applies the verdict that is due, sends this step's frame."""
+        """A lockstep engine begins step `step`: applies the verdict that is due, sends this step's frame.
+
+        `broken` of the answer names leases with pages of a load-back that failed on some rank: they raise LoadRetracted
+        where they are waited for, on all ranks, and nothing that was computed from them is published.
+        """
         number = arguments.count_of("step", step, "number the steps from 0")
         return await self._ask(local.Advance(number), reading.read_advanced)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from kvcoord.client.failures import fresh
 from kvcoord.domain import OperationId
-from kvcoord.errors import KvcoordError, TransferFailed, UsageError
+from kvcoord.errors import KvcoordError, LoadRetracted, TransferFailed, UsageError
 from kvcoord.protocol.local import Landed, Outcome
 
 EARLY_OUTCOMES_MAX = 4096
@@ -134,7 +134,7 @@ class Outcomes:
 class Landing(Watched):
     """This rank's copy of one load-back. `layers` have landed, of `layer_count`."""
 
-    __slots__ = ("error", "layer_count", "layers", "operation", "serial")
+    __slots__ = ("error", "layer_count", "layers", "operation", "retracted", "serial")
 
     def __init__(self, layer_count: int) -> None:
         super().__init__()
@@ -144,6 +144,8 @@ class Landing(Watched):
         self.serial = 0
         self.error: KvcoordError | None = None
         """TransferFailed when the copy failed, PeerUnavailable when nobody can know any more."""
+        self.retracted: LoadRetracted | None = None
+        """The group took it back, whatever became of this rank's copy."""
 
     @property
     def over(self) -> bool:
@@ -160,9 +162,20 @@ class Landing(Watched):
         self.error = error
         self._changed()
 
+    def retract(self, error: LoadRetracted) -> None:
+        self.retracted = error
+        self._changed()
+
+    def look_again(self) -> None:
+        """Something that this copy's watchers wait for besides it has changed."""
+        self._changed()
+
 
 def missing(landings: Sequence[Landing], layers: int) -> Landing | None:
     """The first copy of which `layers` layers have not landed yet, None when all have. Raises its error."""
+    for landing in landings:
+        if landing.retracted is not None:
+            raise fresh(landing.retracted)
     for landing in landings:
         if landing.layers < layers:
             if landing.error is not None:

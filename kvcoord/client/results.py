@@ -59,8 +59,10 @@ class Loading:
 
     @property
     def error(self) -> str:
-        """Why this rank's copy failed, as far as is known; empty when it did not. The pages are then undefined."""
+        """Why the pages are void, as far as is known: this rank's copy failed, or the group took the load-back back."""
         for landing in self.landings:
+            if landing.retracted is not None:
+                return str(landing.retracted)
             if landing.error is not None:
                 return landing.error.cause if isinstance(landing.error, TransferFailed) else str(landing.error)
         return ""

@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 from kvcoord.client.failures import VOTES_END, exception_of, name_of
 from kvcoord.client.progress import Landing, Landings, Outcomes, PendingOutcome
 from kvcoord.client.results import Allocation, GrantedLease
+from kvcoord.client.retractions import Retractions
 from kvcoord.errors import DeadlineExceeded, FrameError, GroupRenewed, KvcoordError, PeerUnavailable, UsageError
 from kvcoord.protocol.codec import Decoder, encode
 from kvcoord.protocol.local import (
@@ -29,6 +30,7 @@ from kvcoord.protocol.local import (
     Landed,
     LoadBack,
     Loaded,
+    Opened,
     Outcome,
     Register,
     Release,
@@ -96,6 +98,9 @@ class Session:
         self._queue: list[tuple[int, Call]] = []
         self._outcomes = Outcomes()
         self._landings = Landings()
+        self._retractions = Retractions()
+        self._lockstep = False
+        """Steps tell how load-backs end."""
         self._renewed = False
         self._registered_at = NOBODY
         self._void_through = NOBODY
@@ -172,6 +177,7 @@ class Session:
             asked.fail(PeerUnavailable(self.address, cause))
         self._outcomes.fail(PeerUnavailable(self.address, cause))
         self._landings.fail(PeerUnavailable(self.address, cause))
+        self._retractions.clear()
 
     def expire(self, now: float, limit_s: float) -> float | None:
         """Fails the calls whose deadline has passed; late answers are still read. Returns the next deadline."""
@@ -192,6 +198,14 @@ class Session:
 
     def landings(self, asked: Asked[Any], answer: Acquired | Loaded) -> tuple[Landing, ...]:
         """The copies that must land before the pages of this call can be read; its own is the last."""
+        found = self._landings_of(asked, answer)
+        if isinstance(answer, Acquired) and answer.lease:
+            self._retractions.hold(answer.lease, found)
+        elif isinstance(answer, Loaded) and answer.pages and self._lockstep:
+            self._retractions.follow(found[-1])
+        return found
+
+    def _landings_of(self, asked: Asked[Any], answer: Acquired | Loaded) -> tuple[Landing, ...]:
         own, call = asked.landing, asked.call
         assert own is not None
         assert isinstance(call, Acquire | LoadBack)
@@ -217,6 +231,8 @@ class Session:
             self._void_through = number
 
     def _enqueue(self, asked: Asked[Any]) -> None:
+        if isinstance(asked.call, Release):
+            self._retractions.release(asked.call.lease)
         self._number += 1
         asked.number = self._number
         self._open[self._number] = asked
@@ -233,8 +249,9 @@ class Session:
             self._fail(asked, exception_of(answer))
             return
         if isinstance(answer, Advanced):
-            for outcome in answer.outcomes:
-                self._settle(outcome)
+            self._advanced(answer)
+        elif isinstance(answer, Opened):
+            self._lockstep = answer.lockstep
         try:
             result = asked.read(asked, answer)
         except FrameError as error:
@@ -252,9 +269,17 @@ class Session:
             if isinstance(error, GroupRenewed):
                 self._renewed = True
                 self._landings.void(error)
+                self._retractions.clear()
         if asked.landing is not None:
             self._landings.end(asked.landing)
         asked.fail(error)
+
+    def _advanced(self, answer: Advanced) -> None:
+        for outcome in answer.outcomes:
+            self._settle(outcome)
+        if answer.broken or answer.retracted or answer.completed:
+            acquiring = any(isinstance(asked.call, Acquire) for asked in self._open.values())
+            self._retractions.take(answer, acquiring=acquiring)
 
     def _settle(self, outcome: Outcome) -> None:
         if not self._outcomes.settle(outcome) and self._deferrable_open():

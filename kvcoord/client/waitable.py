@@ -40,7 +40,9 @@ class BlockingLease(GrantedLease):
     def layer(self, index: int) -> None:
         """Block until layer `index` of every loaded page is on the device.
 
-        Raises TransferFailed when the copy failed before it, UsageError when there is no such layer or lease.
+        Raises TransferFailed when the copy failed before it, LoadRetracted once an `advance` has told that it failed on
+        some rank (what was computed from these pages is void, here too: release and acquire again), UsageError when
+        there is no such layer or lease.
         """
         wait_landed(self, index, self._channel)
 
@@ -82,7 +84,8 @@ class BlockingLoad(StartedLoad):
     def layer(self, index: int) -> None:
         """Block until layer `index` of every page is on the device.
 
-        Raises TransferFailed when the copy failed before it, UsageError when there is no such layer or it was aborted.
+        Raises TransferFailed when the copy failed before it, LoadRetracted once an `advance` has told that it failed on
+        some rank, UsageError when there is no such layer or it was aborted.
         """
         wait_landed(self, index, self._channel)
 

@@ -81,13 +81,14 @@ class Tally(msgspec.Struct, kw_only=True):
     """What one engine has counted. Ranks in agreement count the same, except `pages_corrupt` and `loads_failed`.
 
     Hits are pages that a request found cached: on device, or on the host alone. A request that was aborted for lack
-    of device pages and tried again counts once; `skipped` ones were given up. `aborts_first` is the first abort for
-    each reason.
+    of device pages and tried again counts once; `skipped` ones were given up. `repeats` are requests computed once more
+    since a load-back that they read was retracted. `aborts_first` is the first abort for each reason.
     """
 
     requests: int = 0
     skipped: int = 0
     retries: int = 0
+    repeats: int = 0
     steps: int = 0
     pages_total: int = 0
     pages_hit_device: int = 0

@@ -5,6 +5,7 @@ lease, advance, and acquire the path of the next request. Then the "forward pass
 filled. Every choice here follows from answers that are the same on all ranks, so all engines take the same way.
 """
 
+from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Final
@@ -20,6 +21,9 @@ from kvcoord.protocol.local import Advanced, Outcome
 FULL: Final = (Reason.DEVICE_FULL, Reason.AUXILIARY_FULL)
 
 HandedIn = tuple[Ticket[PendingOutcome], Ticket[None]]
+
+LEASES_WATCHED: Final = 256
+"""Requests whose leases may still turn out broken. A load-back ends long before so many others have been served."""
 
 SettledEverywhere = Callable[[int], bool]
 """Given this rank's open operations: whether no rank has any."""
@@ -42,10 +46,20 @@ class Engine:
         self._step_number = 0
         self._lease: BlockingLease | None = None
         """What the last step computed under, until the next step hands it in."""
+        self._loaded: deque[tuple[int, list[PageKey]]] = deque(maxlen=LEASES_WATCHED)
+        """Leases with pages from the host, and their paths."""
+        self._void: list[list[PageKey]] = []
+        """Paths of requests that were computed from pages of a load-back that failed on some rank."""
 
     def serve(self, request: Request) -> None:
-        """One request: acquired, computed, and left to the next step to be written through."""
+        """One request: acquired, computed, and left to the next step to be written through.
+
+        Before it those that turned out to be void are computed once more: on all ranks, since all are told.
+        """
         keys = request.keys
+        while self._void:
+            self.tally.repeats += 1
+            self._acquire_step(self._void.pop(0))
         if self._plan.settle:
             self.settle()
         self._pace.wait_for_request(request.timestamp_ms)
@@ -59,6 +73,8 @@ class Engine:
         self.tally.pages_total += len(keys)
         self.tally.pages_hit_device += lease.device_pages
         self.tally.pages_hit_host += lease.host_pages
+        if lease.host_pages:
+            self._loaded.append((lease.number, keys))
         if not lease:
             self.tally.skipped += 1
 
@@ -116,6 +132,7 @@ class Engine:
             released.wait()
         for outcome in advanced.outcomes:
             self._note(outcome)
+        self._void += [keys for number, keys in self._loaded if number in advanced.broken]
 
     def _note(self, outcome: Outcome | None) -> None:
         """Keeps the first abort for each reason: it names rank and shortfall."""

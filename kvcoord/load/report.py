@@ -50,6 +50,7 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     skipped: int
     retries: int
+    repeats: int
     steps: int
     pages_total: int
     pages_hit: int
@@ -112,6 +113,7 @@ def summarize(
         requests=first.requests,
         skipped=first.skipped,
         retries=first.retries,
+        repeats=first.repeats,
         steps=first.steps,
         pages_total=first.pages_total,
         pages_hit=first.pages_hit_device + first.pages_hit_host,

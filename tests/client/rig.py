@@ -4,7 +4,7 @@ from typing import Any
 
 from kvcoord.client import reading
 from kvcoord.client.progress import Landing, PendingOutcome
-from kvcoord.client.results import GrantedLease, expect
+from kvcoord.client.results import GrantedLease, StartedLoad, expect
 from kvcoord.client.session import Asked, Session
 from kvcoord.errors import KvcoordError
 from kvcoord.protocol.codec import Decoder, encode
@@ -18,6 +18,8 @@ from kvcoord.protocol.local import (
     Call,
     FromEngine,
     Landed,
+    LoadBack,
+    Loaded,
     Match,
     WriteThrough,
 )
@@ -57,7 +59,7 @@ class Rig:
         return self.session.voided(number)
 
     def ask(self, call: Call, read: Any = reading.read_done, *, gone: bool = False) -> Probe:
-        landing = Landing(3) if isinstance(call, Acquire) else None
+        landing = Landing(3) if isinstance(call, Acquire | LoadBack) else None
         probe = Probe(call, read, landing, gone=gone)
         self.session.ask(probe)
         return probe
@@ -67,6 +69,9 @@ class Rig:
 
     def acquire(self, *, landed: bool = False, gone: bool = False) -> Probe:
         return self.ask(Acquire(A, landed), self._lease, gone=gone)
+
+    def load_back(self) -> Probe:
+        return self.ask(LoadBack(A, [[1]]), self._load)
 
     def write(self) -> Probe:
         return self.ask(WriteThrough(A, [[1]], deferred=True), self._pending)
@@ -89,6 +94,10 @@ class Rig:
     def _lease(self, asked: Asked[Any], answer: Answer) -> GrantedLease:
         found = expect(answer, Acquired)
         return GrantedLease(found, self.session.landings(asked, found), self, asked.number)
+
+    def _load(self, asked: Asked[Any], answer: Answer) -> StartedLoad:
+        found = expect(answer, Loaded)
+        return StartedLoad(found, self.session.landings(asked, found))
 
     def _pending(self, asked: Asked[Any], answer: Answer) -> PendingOutcome:
         operation, outcome, exact = reading.decided(asked, answer)

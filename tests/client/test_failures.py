@@ -18,6 +18,7 @@ RAISED: list[KvcoordError] = [
     errors.DeadlineExceeded("vote", "vote_timeout_s", 5.0),
     errors.PeerUnavailable("ipc:///x", "closed"),
     errors.TransferFailed("load-back/1/0", 2, "boom"),
+    errors.LoadRetracted("load-back/1/0", "copy_failed", 2),
     errors.DriverCallFailed("cuMemcpyAsync", 700, "illegal address"),
     errors.FrameError("truncated", 3),
     errors.FrameOversized("too long", 9),

@@ -1,7 +1,7 @@
 """What an engine of a replay does with the answers it gets: verifies, fills, waits for room, gives up."""
 
-from collections.abc import Sequence
-from types import SimpleNamespace
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -30,10 +30,16 @@ class Lease(SimpleNamespace):
         return bool(self.outcome)
 
 
-def granted(slots: Sequence[int], *, device: int = 0, host: int = 0, error: str = "") -> Lease:
+def granted(slots: Sequence[int], *, device: int = 0, host: int = 0, error: str = "", number: int = 1) -> Lease:
     loaded = [(device, host)] if host else []
     return Lease(
-        outcome=COMMITTED, slots=[list(slots)], device_pages=device, host_pages=host, loaded=loaded, error=error
+        outcome=COMMITTED,
+        number=number,
+        slots=[list(slots)],
+        device_pages=device,
+        host_pages=host,
+        loaded=loaded,
+        error=error,
     )
 
 
@@ -47,9 +53,19 @@ class Ticket(SimpleNamespace):
 
 
 class Cache:
-    """A worker by script: one acquire after another, one number of open operations after another (then none)."""
+    """A worker by script: one acquire after another, one number of open operations after another (then none).
 
-    def __init__(self, acquires: Sequence[Lease], operations_open: Sequence[int] = (), completes: bool = True) -> None:
+    `broken` leases are told at a step.
+    """
+
+    def __init__(
+        self,
+        acquires: Sequence[Lease],
+        operations_open: Sequence[int] = (),
+        completes: bool = True,
+        broken: Mapping[int, list[int]] = MappingProxyType({}),
+    ) -> None:
+        self._broken = broken
         self.calls: list[str] = []
         self._acquires = list(acquires)
         self._open = list(operations_open)
@@ -61,7 +77,7 @@ class Cache:
         operations_open = self._open.pop(0) if self._open else 0
         ended = ["write-through/1/0"] if self._completes and operations_open < self._before else []
         self._before = operations_open
-        return Ticket(result=Advanced(step, -1, [], ended, [], operations_open))
+        return Ticket(result=Advanced(step, -1, [], ended, [], operations_open, self._broken.get(step, [])))
 
     def acquire_nowait(self, keys: Sequence[PageKey]) -> Ticket:
         self.calls.append(f"acquire {len(keys)}")
@@ -140,6 +156,18 @@ def test_pages_whose_load_has_failed_are_not_judged(memory: PageMemory) -> None:
     playing = engine(Cache([granted([0, 1], host=1, error="broken")]), memory)
     playing.serve(request(1, 2))
     assert (playing.tally.loads_failed, playing.tally.pages_verified, playing.tally.pages_corrupt) == (1, 0, 0)
+
+
+def test_a_request_whose_load_was_retracted_is_computed_once_more_and_counts_once(memory: PageMemory) -> None:
+    """Also when this rank's own copy had landed, and the lease is released long since."""
+    leases = [granted([0, 1], host=1, number=1), *(granted(slots, number=9) for slots in ([2], [0, 1], [3]))]
+    cache = Cache(leases, broken={1: [1]})
+    playing = engine(cache, memory)
+    for hash_ids in ((1, 2), (3,), (4,)):
+        playing.serve(request(*hash_ids))
+    acquires = [call for call in cache.calls if call.startswith("acquire")]
+    assert acquires == [f"acquire {pages}" for pages in (2, 1, 2, 1)]
+    assert (playing.tally.requests, playing.tally.repeats, playing.tally.pages_total) == (3, 1, 4)
 
 
 def test_a_request_without_room_is_tried_again_each_time_an_operation_has_ended(memory: PageMemory) -> None:

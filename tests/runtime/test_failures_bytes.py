@@ -1,4 +1,4 @@
-"""Scenarios from the field that are about bytes, memory, keys and counters, with real processes: D, S, T, U."""
+"""Scenarios from the field that are about bytes, memory, keys and counters, with real processes: D, H, S to U."""
 
 import errno
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvcoord.domain import OperationKind, Outcome, Reason, Tier
-from kvcoord.errors import PeerUnavailable
+from kvcoord.errors import LoadRetracted, PeerUnavailable
 from kvcoord.observability.snapshot import WorkerSnapshot
 from tests.runtime.engine import KEYS, on_all
 from tests.runtime.process_group import ProcessGroup
@@ -30,6 +30,26 @@ async def test_scenario_d_host_pages_that_a_slow_copy_reads_are_neither_evicted_
                 assert {bytes(view) for view in views} == {b"x" * 64}
                 del views
             await on_all(*(lease.release() for lease in leases))
+            await on_all(*(engine.settle() for engine in made))
+            await nothing_leaks(group)
+
+
+async def test_scenario_h_a_load_that_fails_on_one_rank_is_void_where_its_own_copy_has_landed(tmp_path: Path) -> None:
+    async with ProcessGroup(tmp_path, 2) as group:
+        await group.kill("r1")
+        await group.worker(1, copy_faults={"fail_every": 2})
+        async with engines(group) as made:
+            await on_all(*(engine.store(KEYS, b"x") for engine in made))
+            await on_all(*(engine.settle() for engine in made))
+            await on_all(*(engine.cache.evict(Tier.DEVICE, 4) for engine in made))
+            leases = await on_all(*(engine.cache.acquire(KEYS) for engine in made))
+            assert [bool(lease.error) for lease in leases] == [False, True]
+            await leases[0].landed()
+            await on_all(*(engine.settle() for engine in made))
+            for lease in leases:
+                with pytest.raises(LoadRetracted, match="copy_failed on rank 1"):
+                    await lease.landed()
+                await lease.release()
             await on_all(*(engine.settle() for engine in made))
             await nothing_leaks(group)
 

@@ -14,7 +14,7 @@ REAL = set("DOPQRSTU")
 PREFIX = "test_scenario_"
 
 
-def tests_in(files: list[Path]) -> dict[str, set[str]]:
+def named_in(files: list[Path]) -> dict[str, set[str]]:
     """Names after the letter, by letter."""
     found: dict[str, set[str]] = {letter: set() for letter in LETTERS}
     for path in files:
@@ -31,8 +31,8 @@ def table() -> dict[str, tuple[set[str], set[str]]]:
 
 @pytest.mark.parametrize("letter", LETTERS)
 def test_the_table_names_exactly_the_tests_of_a_scenario(letter: str) -> None:
-    simulated = tests_in(sorted(FOLDER.glob("test_scenarios_*.py")))[letter]
-    real = tests_in(sorted((FOLDER.parent / "runtime").glob("test_failures_*.py")))[letter]
+    simulated = named_in(sorted(FOLDER.glob("test_scenarios_*.py")))[letter]
+    real = named_in(sorted((FOLDER.parent / "runtime").glob("test_failures_*.py")))[letter]
     assert table()[letter] == (simulated, real)
     assert simulated
     assert real or letter not in REAL
