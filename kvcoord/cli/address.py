@@ -7,8 +7,7 @@ from typing import Final
 import msgspec
 
 from kvcoord.config.process import COORDINATOR_ADDRESS
-from kvcoord.errors import UsageError
-from kvcoord.runtime.directory import private_directory
+from kvcoord.runtime.directory import private_entries
 
 CARD: Final = "up.json"
 """File in the folder of a running `kvcoord up` that says what it runs."""
@@ -38,10 +37,7 @@ def newest_card() -> Card | None:
 
 
 def _folders() -> list[Path]:
-    try:
-        return sorted(path for path in private_directory().iterdir() if path.name.startswith("up-"))
-    except UsageError:
-        return []
+    return [path for path in private_entries() if path.name.startswith("up-")]
 
 
 def _read(folder: Path) -> Card | None:

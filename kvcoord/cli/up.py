@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from kvcoord.cli.options import config_option, json_option, set_option
 from kvcoord.config import CoordinatorConfig, WorkerConfig, explain
 from kvcoord.errors import ConfigError, PeerUnavailable, UsageError
 from kvcoord.runtime.children import Children, ending
-from kvcoord.runtime.directory import private_directory
+from kvcoord.runtime.directory import make_private_folder, remove_private_folder
 from kvcoord.runtime.process import Ready, Stop, run
 
 _SNIPPET = """\
@@ -70,7 +68,7 @@ def command(
         code = run(lambda stop: _main(stop, plan, folder, as_json), shutdown_timeout_s=2 * plan.end_timeout_s + 1)
     finally:
         if fresh:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_private_folder(folder)
     sys.exit(code)
 
 
@@ -144,7 +142,7 @@ def _set_options(values: dict[str, object]) -> list[str]:
 
 def _make_folder(folder: Path | None) -> Path:
     if folder is None:
-        return Path(tempfile.mkdtemp(prefix="up-", dir=private_directory()))
+        return make_private_folder("up-")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -230,7 +230,7 @@ class WorkerMachine:
                 self._activated(effect)
             elif isinstance(effect, GroupSuspended):
                 self.suspended = self._last_cause = effect.cause
-                out.append(Note("suspended", "", {"rank": effect.rank, "cause": effect.cause}))
+                out.append(Note("suspended", "", {"rank": effect.rank, "cause": effect.cause, "group": self.group}))
             elif isinstance(effect, JoinFailed):
                 assert self.rank is not None
                 self._fail("JoinRefused", refusal(self.group, self.rank.identity.rank, effect))
@@ -390,7 +390,8 @@ class WorkerMachine:
     def _diverged(self, effect: DivergenceSeen, out: list[WorkerEffect]) -> None:
         self.divergences += 1
         self.first_divergence = self.first_divergence or effect
-        out.append(Note("divergence", effect.operation, {"round": effect.round, "sides": effect.sides}))
+        found = {"round": effect.round, "sides": effect.sides, "group": self.group}
+        out.append(Note("divergence", effect.operation, found))
         if self._policy is DivergencePolicy.STOP:
             self._fail("Diverged", [self.group, effect.round, effect.sides, effect.operation])
 

@@ -5,16 +5,13 @@ Counters count from the start of this process life and only grow. All times are 
 otherwise. This module computes nothing and knows no machine.
 """
 
-from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from kvcoord.domain import OperationKind, Outcome, Path, Rank, Reason, Tier
-
-ROUND_CLOSE_BUCKETS_S: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 10.0)
-"""From a loopback round to the default round timeout."""
+from kvcoord.durations import Durations
 
 STEP_BUCKETS_S: Final = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.1)
 """Engine-thread time of one step: a covered operation takes microseconds, a gloo all_reduce some 0.15 to 3 ms."""
@@ -31,22 +28,8 @@ class HistogramSnapshot(msgspec.Struct, frozen=True):
     sum_s: float
 
 
-class Histogram:
-    """Counts durations per bucket: one search and two additions a value. Used from one thread."""
-
-    __slots__ = ("_bounds_s", "_counts", "_sum_s")
-
-    def __init__(self, bounds_s: tuple[float, ...]) -> None:
-        self._bounds_s = bounds_s
-        self._counts = [0] * (len(bounds_s) + 1)
-        self._sum_s = 0.0
-
-    def observe(self, duration_s: float) -> None:
-        self._counts[bisect_left(self._bounds_s, duration_s)] += 1
-        self._sum_s += duration_s
-
-    def snapshot(self) -> HistogramSnapshot:
-        return HistogramSnapshot(self._bounds_s, tuple(self._counts), self._sum_s)
+def histogram_of(durations: Durations) -> HistogramSnapshot:
+    return HistogramSnapshot(durations.bounds_s, tuple(durations.counts), durations.sum_s)
 
 
 class DecisionCount(msgspec.Struct, frozen=True, kw_only=True):

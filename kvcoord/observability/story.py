@@ -36,7 +36,18 @@ LIMITS: Final = {
 """The option that bounds what ran out."""
 
 CONTEXT: Final = frozenset(
-    {"activate", "suspended", "member_lost", "divergence", "failed", "round_without", "prepare", "rejoin", "hello"}
+    {
+        "activate",
+        "suspended",
+        "member_lost",
+        "member_left",
+        "divergence",
+        "failed",
+        "round_without",
+        "prepare",
+        "rejoin",
+        "hello",
+    }
 )
 """Events of the whole group that are told with an operation when they happen during its life."""
 

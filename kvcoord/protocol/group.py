@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from kvcoord.domain import Outcome, Path, Rank, Reason
+from kvcoord.domain import OperationId, Outcome, Path, Rank, Reason
 from kvcoord.protocol import digest as digests
 from kvcoord.protocol.divergence import DivergenceWatch
 from kvcoord.protocol.effects import CoordinatorEffect, Note, Send
@@ -135,7 +135,7 @@ class GroupMachine:
             effects = self.membership.accept(rank, message, now)
             return effects + self._activate(now) if self.membership.complete() else effects
         if isinstance(message, Leave):
-            return self.membership.lose(rank, f"rank {rank} left", now)
+            return self.membership.leave(rank, now)
         if isinstance(message, StatusRequest):
             self._ignore("unexpected")
             return []
@@ -201,8 +201,8 @@ class GroupMachine:
         self.rounds.resume(self.epoch, merged.round, merged.verdicts)
         held = [report.held for report in reports.values()] if merged.fresh else [0]
         number = epoch_number(self.epoch)
-        detail: dict[str, object] = {"epoch": number, "fresh": merged.fresh, "in_doubt": len(merged.in_doubt)}
-        effects: list[CoordinatorEffect] = [Note("activate", "", detail)]
+        detail = {"epoch": number, "fresh": merged.fresh, "in_doubt": len(merged.in_doubt)}
+        effects: list[CoordinatorEffect] = [self._note("activate", "", detail)]
         effects += self.membership.activate(
             {rank: _activation(self.epoch, merged, aborts, report, held) for rank, report in reports.items()}
         )
@@ -270,7 +270,7 @@ class GroupMachine:
             if verdict.absent:
                 present = tuple(self.members[rank].peer for rank in sorted(by_rank))
                 effects.append(Send(present, verdict))
-                effects.append(Note("round_without", "", {"round": verdict.round, "absent": verdict.absent}))
+                effects.append(self._note("round_without", "", {"round": verdict.round, "absent": verdict.absent}))
             else:
                 effects.append(self._everyone(verdict))
             effects += self._compare(verdict.round, by_rank, now)
@@ -322,10 +322,13 @@ class GroupMachine:
         if divergence is None:
             return []
         self.counters["divergences"] += 1
-        detail: dict[str, object] = {"round": divergence.round, "sides": divergence.sides}
-        return [self._everyone(divergence), Note("divergence", divergence.operation, detail)]
+        detail = {"round": divergence.round, "sides": divergence.sides}
+        return [self._everyone(divergence), self._note("divergence", divergence.operation, detail)]
 
     # --- small things ---------------------------------------------------------------------------------------------
+
+    def _note(self, kind: str, operation: OperationId, detail: Mapping[str, object]) -> Note:
+        return Note(kind, operation, {**detail, "group": self.name})
 
     def _everyone(self, message: FromCoordinator) -> Send:
         return Send(self.membership.peers, message)

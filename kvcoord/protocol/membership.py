@@ -208,13 +208,17 @@ class Membership:
             effects += self.lose(late, cause, now)
         return effects
 
-    def lose(self, rank: Rank, cause: str, now: float) -> list[CoordinatorEffect]:
-        """The member is gone: what was open ends now, and the others are told."""
+    def leave(self, rank: Rank, now: float) -> list[CoordinatorEffect]:
+        """The member goes in good order. To the others it is gone like any other."""
+        return self.lose(rank, f"rank {rank} left", now, "member_left")
+
+    def lose(self, rank: Rank, cause: str, now: float, kind: str = "member_lost") -> list[CoordinatorEffect]:
+        """The member is gone: what was open ends now, and the others are told. `kind` is that of the note."""
         member = self.members.pop(rank)
         del self._ranks[member.peer]
         self._release(member.peer)
         self.peers = tuple(self.members[other].peer for other in sorted(self.members))
-        effects: list[CoordinatorEffect] = [Note("member_lost", "", {"rank": rank, "cause": cause, "group": self.name})]
+        effects: list[CoordinatorEffect] = [self._note(kind, {"rank": rank, "cause": cause})]
         if self.state is GroupState.ACTIVE:
             effects += self._end_work(rank)
         if self.state is not GroupState.GATHERING:
@@ -248,7 +252,7 @@ class Membership:
         self._ranks[peer] = hello.rank
         self.peers = tuple(self.members[rank].peer for rank in sorted(self.members))
         self._number = max(self._number, epoch_number(hello.epoch))
-        note = Note("hello", "", {"rank": hello.rank, "incarnation": hello.incarnation})
+        note = self._note("hello", {"rank": hello.rank, "incarnation": hello.incarnation})
         return [note, *self._answer(member, now)]
 
     def _answer(self, member: Member, now: float) -> list[CoordinatorEffect]:
@@ -262,7 +266,7 @@ class Membership:
         self.epoch = epoch_id(self._number, self._incarnation)
         self.state = GroupState.PREPARING
         self._prepare_deadline = now + self._prepare_timeout_s
-        effects: list[CoordinatorEffect] = [Note("prepare", "", {"epoch": self._number})]
+        effects: list[CoordinatorEffect] = [self._note("prepare", {"epoch": self._number})]
         for rank in sorted(self.members):
             other = self.members[rank]
             other.report = other.activate = None
@@ -335,8 +339,11 @@ class Membership:
     # --- small things ---------------------------------------------------------------------------------------------
 
     def _refuse(self, peer: bytes, hello: Hello, refused: Refused) -> list[CoordinatorEffect]:
-        note = Note("join_refused", "", {"rank": hello.rank, "field": refused.field, "value": refused.value})
+        note = self._note("join_refused", {"rank": hello.rank, "field": refused.field, "value": refused.value})
         return [Send((peer,), refused), note]
+
+    def _note(self, kind: str, detail: dict[str, object]) -> Note:
+        return Note(kind, "", {**detail, "group": self.name})
 
     def _release(self, peer: bytes) -> None:
         self.released.append(peer)

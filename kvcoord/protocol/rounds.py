@@ -9,22 +9,28 @@ never close one together: `parting` says so, as soon as the second one is heard.
 """
 
 from collections import deque
+from typing import Final
 
 import msgspec
 
 from kvcoord.domain import COPYING_KINDS, Agreement, OperationId, OperationKind, Outcome, Rank, Reason
+from kvcoord.durations import Durations
 from kvcoord.protocol.ballot import Ballot, Tally, participants_of, ranks_in
 from kvcoord.protocol.messages import Completion, Decision, Frame, Value, Verdict, Vote
 from kvcoord.protocol.transfers import TransferTable
 
+CLOSE_BOUNDS_S: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 10.0)
+"""From a loopback round to the default round timeout."""
+
 
 class _Round:
-    __slots__ = ("deadline", "frames", "present")
+    __slots__ = ("begun_at", "deadline", "frames", "present")
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, now: float, timeout_s: float) -> None:
         self.frames: dict[Rank, Frame] = {}
         self.present = 0
-        self.deadline = deadline
+        self.begun_at = now
+        self.deadline = now + timeout_s
 
 
 class _Late:
@@ -65,6 +71,8 @@ class RoundTable:
         self.next_round: int | None = None
         self.pending: list[Completion] = []
         self.parting: dict[Rank, int] = {}
+        self.close_times = Durations(CLOSE_BOUNDS_S)
+        """From the first frame of a round to its verdict."""
         self.ignored: dict[str, int] = {}
 
     def resume(self, epoch: int, last_round: int, verdicts: list[Verdict]) -> None:
@@ -93,7 +101,7 @@ class RoundTable:
             if len(self._open) >= self._kept_max and number != self.next_round:
                 self._count("frame_too_far_ahead")
                 return False
-            entry = self._open[number] = _Round(now + self._timeout_s)
+            entry = self._open[number] = _Round(now, self._timeout_s)
         bit = 1 << rank
         if entry.present & bit:
             self._count("frame_duplicate")
@@ -163,6 +171,7 @@ class RoundTable:
         verdict = Verdict(epoch, number, decisions, completions, capacity, absent)
         del self._open[number]
         self._kept.append(verdict)
+        self.close_times.observe(now - entry.begun_at)
         self.next_round = number + 1
         digests = {rank: frame.digest for rank, frame in frames}
         if absent:

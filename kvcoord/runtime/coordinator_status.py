@@ -15,6 +15,7 @@ from kvcoord.observability.snapshot import (
     GroupSnapshot,
     RankSnapshot,
     decision_counts,
+    histogram_of,
 )
 from kvcoord.protocol.coordinator import CoordinatorMachine
 from kvcoord.protocol.group import GroupMachine, GroupState
@@ -68,6 +69,7 @@ class CoordinatorStatus:
             ranks=_ranks(group, now),
             round=max(0, (group.rounds.next_round or 0) - 1),
             rounds_closed=group.counters["rounds"],
+            round_close=histogram_of(group.rounds.close_times),
             operations_open=len(group.stream) + len(group.transfers),
             free_pages=_free_pages(group),
             decisions=decision_counts(_decisions(group)),

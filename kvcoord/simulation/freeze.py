@@ -15,6 +15,7 @@ _LEFT_OUT: Final = frozenset(
     {
         "aborts",
         "cause",
+        "close_times",
         "completions_told",
         "counters",
         "events",

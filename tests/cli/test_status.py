@@ -147,6 +147,11 @@ def test_top_goes_on_while_nobody_serves_and_tells_at_the_end(tmp_path: Path) ->
     assert len([json.loads(line)["error"] for line in top.stdout.splitlines()]) == 2
 
 
+def test_asking_leaves_no_folder_behind(tmp_path: Path) -> None:
+    assert finished(tmp_path, "status").returncode == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_an_address_the_newest_running_up_is_asked(tmp_path: Path) -> None:
     home = tmp_path / f"kvcoord-{os.getuid()}"
     home.mkdir(mode=0o700)

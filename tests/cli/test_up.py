@@ -33,7 +33,7 @@ def test_everything_serves_until_ctrl_c_and_nothing_is_left(tmp_path: Path) -> N
         code, errors = end(up)
     assert code == 0
     assert "ended at once" not in errors
-    assert left_over(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_child_that_dies_is_named_and_ends_all(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """`kvcoord replay` as a user runs it."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +60,24 @@ def test_ranks_that_part_give_an_exit_code_and_the_place() -> None:
     assert not report["digests_equal"]
     assert report["divergence"]["sides"] == [[0], [1]]
     assert report["divergence"]["operation"]
+
+
+@pytest.mark.parametrize("moment", ["*.yaml", "rank0.sock"], ids=["starting", "playing"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_everything_and_leaves_no_folder_behind(
+    number: signal.Signals, moment: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "kvcoord", "replay", "--ranks", "1"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)}
+    ) as run:
+        while run.poll() is None and not list(tmp_path.glob(f"*/{moment}")):
+            continue
+        run.send_signal(number)
+        _, errors = run.communicate()
+    assert run.returncode == 130
+    assert errors == f"kvcoord: stopped by {number.name}\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

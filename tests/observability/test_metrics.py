@@ -11,6 +11,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvcoord.domain import OperationKind, Outcome, Path, Reason, Tier
+from kvcoord.durations import Durations
 from kvcoord.observability.catalogue import CoordinatorFamilies, Kind, ProcessFamilies, WorkerFamilies
 from kvcoord.observability.metrics import CoordinatorMetrics, WorkerMetrics
 from kvcoord.observability.snapshot import (
@@ -18,20 +19,21 @@ from kvcoord.observability.snapshot import (
     CopySnapshot,
     DecisionCount,
     GroupSnapshot,
-    Histogram,
+    HistogramSnapshot,
     PoolSnapshot,
     RankSnapshot,
     Snapshot,
     WorkerSnapshot,
     decision_counts,
+    histogram_of,
 )
 
 
-def full_histogram() -> Histogram:
-    histogram = Histogram((0.001, 0.01))
+def full_histogram() -> HistogramSnapshot:
+    histogram = Durations((0.001, 0.01))
     for duration_s in (0.0005, 0.001, 0.002, 5.0):
         histogram.observe(duration_s)
-    return histogram
+    return histogram_of(histogram)
 
 
 DECISIONS = [
@@ -54,7 +56,7 @@ GROUP = GroupSnapshot(
     ranks=[RankSnapshot(rank=0, state="active", last_heard_s=0.25, round=8), RankSnapshot(rank=1, state="absent")],
     round=7,
     rounds_closed=5,
-    round_close=full_histogram().snapshot(),
+    round_close=full_histogram(),
     operations_open=3,
     free_pages={"kv": 12},
     decisions=DECISIONS,
@@ -95,12 +97,8 @@ WORKER = WorkerSnapshot(
     pages_evicted={"host": 3},
     decisions=DECISIONS,
     retractions={"copy_failed": 1},
-    copies=[
-        CopySnapshot(
-            direction="host_to_device", transfers=10, pages=40, bytes=4096, duration=full_histogram().snapshot()
-        )
-    ],
-    step=full_histogram().snapshot(),
+    copies=[CopySnapshot(direction="host_to_device", transfers=10, pages=40, bytes=4096, duration=full_histogram())],
+    step=full_histogram(),
 )
 
 
@@ -200,9 +198,9 @@ def test_an_impossible_value_is_withheld_and_counted_at_every_scrape(impossible:
 
 
 def test_an_impossible_histogram_is_withheld_whole() -> None:
-    histogram = Histogram((1.0,))
+    histogram = Durations((1.0,))
     histogram.observe(-5.0)
-    worker = msgspec.structs.replace(WORKER, step=histogram.snapshot())
+    worker = msgspec.structs.replace(WORKER, step=histogram_of(histogram))
     page = WorkerMetrics(lambda: worker).render()
     assert parse(page)["kvcoord_worker_step_seconds"].samples == []
     assert value(page, "kvcoord_worker_samples_invalid_total", {"metric": "kvcoord_worker_step_seconds"}) == 1
@@ -225,10 +223,10 @@ def test_a_histogram_counts_a_value_on_a_bound_as_not_above_it() -> None:
 )
 def test_a_histogram_loses_no_value(durations_s: list[float], bounds_s: list[float]) -> None:
     ordered = tuple(sorted(bounds_s))
-    histogram = Histogram(ordered)
+    histogram = Durations(ordered)
     for duration_s in durations_s:
         histogram.observe(duration_s)
-    counts = histogram.snapshot().counts
+    counts = histogram_of(histogram).counts
     assert sum(counts) == len(durations_s)
     for index, bound_s in enumerate(ordered):
         assert sum(counts[: index + 1]) == sum(duration_s <= bound_s for duration_s in durations_s)

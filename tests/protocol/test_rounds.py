@@ -1,3 +1,5 @@
+import pytest
+
 from kvcoord.domain import OperationKind, Outcome, Reason
 from kvcoord.protocol.messages import Ack, Decision, Frame, Verdict, Vote
 from kvcoord.protocol.rounds import RoundTable
@@ -34,6 +36,18 @@ def test_a_round_closes_with_the_last_frame_and_rounds_close_in_order() -> None:
     assert rounds.frame(1, frame(4, digest=2), 0.0)
     assert [verdict.round for verdict in close(rounds)] == [4, 5]
     assert rounds.next_round == 6
+
+
+def test_the_time_from_the_first_frame_of_a_round_to_its_verdict_is_counted() -> None:
+    rounds = table()
+    for number, seconds in ((0, 0.0005), (1, 0.0), (2, 30.0)):
+        rounds.frame(0, frame(number, first=0), 7.0)
+        rounds.frame(1, frame(number, first=0), 7.0 + seconds)
+        close(rounds, 7.0 + seconds)
+    times = rounds.close_times
+    assert [count for bound, count in zip((*times.bounds_s, None), times.counts, strict=True) if count] == [1, 1, 1]
+    assert times.counts[-1] == 1
+    assert times.sum_s == pytest.approx(30.0005)
 
 
 def test_the_first_round_is_the_one_that_ranks_began_with_and_not_the_first_to_come() -> None:

@@ -67,6 +67,8 @@ async def test_a_round_closes_with_one_verdict_for_all(place: Place) -> None:
     [group] = coordinator.snapshot().groups
     assert (group.round, group.rounds_closed) == (0, 1)
     assert group.free_pages == {"device.kv": 4, "host.kv": 3}
+    assert group.round_close is not None
+    assert sum(group.round_close.counts) == 1
 
 
 async def test_different_digests_are_told_with_round_and_sides(place: Place) -> None:
@@ -120,12 +122,14 @@ async def test_a_killed_rank_is_noticed_at_the_next_word_to_it(place: Place) -> 
     assert [rank.state for rank in group.ranks] == ["waiting", "missing"]
 
 
-async def test_a_rank_that_leaves_is_told_to_the_others(place: Place) -> None:
-    await place.coordinator()
+async def test_a_rank_that_leaves_is_told_to_the_others_and_does_not_count_as_lost(place: Place) -> None:
+    coordinator = await place.coordinator()
     stays, leaves = await place.ranks(2)
     await leaves.leave()
     await stays.until(lambda: bool(_suspensions(stays)))
     assert "left" in _suspensions(stays)[0].cause
+    assert coordinator.snapshot().groups[0].ranks_lost == 0
+    assert "member_left" in [entry.kind for entry in coordinator.recorder.entries()]
 
 
 async def test_a_rank_with_other_settings_is_refused_and_counted(place: Place) -> None:

@@ -239,6 +239,9 @@ async def test_membership_is_logged_and_recorded(bench: Bench, caplog: pytest.Lo
     levels = {record.getMessage(): record.levelname for record in caplog.records}
     assert (levels["activate"], levels["member lost"]) == ("INFO", "WARNING")
     assert "member_lost" in [entry.kind for entry in bench.coordinator.recorder.entries()]
+    kinds = ("hello", "prepare", "activate", "member lost")
+    groups = [record.__dict__["group"] for record in caplog.records if record.getMessage() in kinds]
+    assert groups == ["g"] * 5
 
 
 class Explosive:
