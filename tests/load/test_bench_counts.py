@@ -41,6 +41,13 @@ async def test_a_round_is_one_message_to_each_rank_whatever_it_decides(ranks: in
     assert busy.messages_out - idle.messages_out == 10 * ranks
 
 
+async def test_copies_that_never_end_cost_a_round_no_message() -> None:
+    plan = TallyPlan(ranks=4, groups=1, votes=1, rounds=10)
+    alone = await tally(plan)
+    crowded = await tally(msgspec.structs.replace(plan, copies_open=100))
+    assert crowded.messages_out - alone.messages_out == 4
+
+
 @pytest.mark.parametrize("ranks", [1, 4, 16])
 async def test_a_verdict_is_encoded_once_for_all_ranks(ranks: int, encoded: Counter[str]) -> None:
     await tally(TallyPlan(ranks=ranks, groups=2, votes=3, rounds=10))

@@ -9,7 +9,7 @@ import pytest
 from kvcoord.dma.engine import Direction
 from kvcoord.load.bench import copies
 from kvcoord.load.bench.budgets import judge
-from kvcoord.load.bench.coordinator import CoordinatorRow
+from kvcoord.load.bench.coordinator import MACHINE, MACHINE_CROWDED, CoordinatorRow
 from kvcoord.load.bench.copies import CONTIGUOUS, RUNS, SCATTERED, CopyCase, CopyRow, slots
 from kvcoord.load.bench.index import OPERATIONS, PeerTimes, index_rows, measure
 from kvcoord.load.bench.recovery import RecoveryRow, Successor, recover
@@ -134,6 +134,25 @@ def test_budgets_show_the_worst_row_and_leave_out_rows_without_a_budget() -> Non
     copying = next(row for what, row in rows.items() if what.startswith("CPU copies"))
     assert (copying.met, copying.ratio, "(1 of 2 cases)" in copying.what) == (False, 0.4, True)
     assert rows["CUDA copies"].met is None
+
+
+def test_growth_is_judged_by_rounds_of_one_vote() -> None:
+    def round_row(case: str, ranks: int, round_us: float, votes: int = 1) -> CoordinatorRow:
+        return CoordinatorRow(case=case, ranks=ranks, groups=1, votes=votes, round_us=round_us)
+
+    rows = benchmark_rows()
+    rows["coordinator"] = [
+        *rows["coordinator"],
+        round_row(MACHINE, 4, 40.0),
+        round_row(MACHINE, 64, 1280.0),
+        round_row(MACHINE, 64, 9e9, votes=16),
+        round_row(MACHINE_CROWDED, 4, 48.0),
+    ]
+    judged = {row.budget.partition(":")[0]: row for row in judge(rows) if row.what.startswith("a round")}
+    assert (judged["linear in ranks"].ratio, judged["linear in ranks"].met) == (2.0, False)
+    assert (judged["flat"].ratio, judged["flat"].met) == (1.2, True)
+    quick = [row for row in judge(benchmark_rows()) if row.what.startswith("a round")]
+    assert [(row.met, row.measured) for row in quick] == [(None, "not in a quick run")] * 2
 
 
 def test_an_index_without_a_peer_is_not_judged_against_it() -> None:

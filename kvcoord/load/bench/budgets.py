@@ -12,7 +12,14 @@ import msgspec
 
 from kvcoord.load.bench.agreement import QUICK, Effort, agreement
 from kvcoord.load.bench.cells import cell
-from kvcoord.load.bench.coordinator import RESIDENT_BYTES_MAX, CoordinatorRow, coordinator
+from kvcoord.load.bench.coordinator import (
+    COPIES_OPEN,
+    MACHINE,
+    MACHINE_CROWDED,
+    RESIDENT_BYTES_MAX,
+    CoordinatorRow,
+    coordinator,
+)
 from kvcoord.load.bench.copies import CopyRow, copies
 from kvcoord.load.bench.index import IndexRow, PeerPlace, index
 from kvcoord.load.bench.local import local
@@ -21,6 +28,10 @@ from kvcoord.load.bench.result import LatencyRow, Result
 
 GROWTH_MAX: Final = 3.0
 """Flat: a hundred times as many pages may cost this much more, for the processor's caches are what they are."""
+
+RANKS_COMPARED: Final = (4, 64)
+LINEAR_MAX: Final = 1.5
+"""Linear: one rank of many may cost this much more than one of few."""
 
 
 class BudgetRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +126,7 @@ def _index(rows: Sequence[IndexRow]) -> list[BudgetRow]:
 
 def _coordinator(rows: Sequence[CoordinatorRow]) -> list[BudgetRow]:
     judged = []
-    tallied = [row for row in rows if row.budget and row.case == "machine"]
+    tallied = [row for row in rows if row.budget and row.case == MACHINE]
     worst = min(tallied, key=lambda row: row.votes_per_s or 0.0)
     judged.append(
         BudgetRow(
@@ -139,6 +150,7 @@ def _coordinator(rows: Sequence[CoordinatorRow]) -> list[BudgetRow]:
                     met=row.met,
                 )
             )
+    judged += _growth(rows)
     torch = _imports_torch()
     judged.append(
         BudgetRow(
@@ -151,6 +163,43 @@ def _coordinator(rows: Sequence[CoordinatorRow]) -> list[BudgetRow]:
         )
     )
     return judged
+
+
+def _growth(rows: Sequence[CoordinatorRow]) -> list[BudgetRow]:
+    """A round as ranks and open operations grow."""
+    rounds = {
+        (row.case, row.ranks): row.round_us or 0.0
+        for row in rows
+        if row.case in (MACHINE, MACHINE_CROWDED) and row.groups == 1 and row.votes == 1
+    }
+    few, many = min(RANKS_COMPARED), max(RANKS_COMPARED)
+    grown = [
+        (
+            f"a round of {many} ranks against one of {few}, for each rank",
+            f"linear in ranks: <= {LINEAR_MAX:g} times",
+            rounds.get((MACHINE, many), 0.0) / many,
+            rounds.get((MACHINE, few), 0.0) / few,
+            LINEAR_MAX,
+        ),
+        (
+            f"a round with {COPIES_OPEN:,} operations open against none, {few} ranks",
+            f"flat: <= {GROWTH_MAX:g} times",
+            rounds.get((MACHINE_CROWDED, few), 0.0),
+            rounds.get((MACHINE, few), 0.0),
+            GROWTH_MAX,
+        ),
+    ]
+    return [
+        BudgetRow(
+            what=what,
+            budget=budget,
+            measured=f"{large:.3g} us" if large else "not in a quick run",
+            peer=f"{small:.3g} us",
+            ratio=large / small if large and small else None,
+            met=large / small <= limit if large and small else None,
+        )
+        for what, budget, large, small, limit in grown
+    ]
 
 
 def _imports_torch() -> bool:

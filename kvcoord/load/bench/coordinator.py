@@ -19,10 +19,15 @@ VOTES_PER_S_MIN: Final = 500_000
 RESIDENT_BYTES_MAX: Final = 60_000_000
 READY_S_MAX: Final = 0.5
 
+MACHINE: Final = "machine"
+MACHINE_CROWDED: Final = "machine, copies open"
 RANKS: Final = (1, 4, 16, 64)
 VOTES: Final = (1, 16, 64)
 GROUPS: Final = (1, 10, 100, 1000)
 SCALE_RANKS: Final = (2, 8, 32, 128, 512, 1024)
+
+COPIES_OPEN: Final = 2000
+"""Half of what the limits allow by default."""
 
 ROUND_VOTES: Final = 20_000
 """A case plays as many rounds as hold about so many votes, within limits."""
@@ -56,6 +61,9 @@ async def coordinator(*, quick: bool, on_case: Callable[[str], None] = lambda _:
         for groups in GROUPS[:2] if quick else GROUPS:
             on_case(f"{groups} groups")
             rows.append(await _tallied(children, TallyPlan(ranks=4, groups=groups, votes=1, rounds=0)))
+        on_case(f"{COPIES_OPEN} copies open")
+        crowded = TallyPlan(ranks=4, groups=1, votes=1, rounds=0, copies_open=COPIES_OPEN)
+        rows.append(await _tallied(children, crowded))
     for ranks in (4,) if quick else (4, 16):
         on_case(f"coordinator process, {ranks} ranks")
         rows += served_rows(await serve(ranks, votes=64, rounds=100 if quick else 1000))
@@ -116,7 +124,7 @@ async def _tallied(children: Children, plan: TallyPlan) -> CoordinatorRow:
     votes_per_s = plan.ranks * plan.votes / round_us * 1e6
     counts = plan.votes == VOTES[-1]
     return CoordinatorRow(
-        case="machine",
+        case=MACHINE_CROWDED if plan.copies_open else MACHINE,
         ranks=plan.ranks,
         groups=plan.groups,
         votes=plan.votes,
@@ -132,7 +140,7 @@ async def _tallied(children: Children, plan: TallyPlan) -> CoordinatorRow:
 def _votes_chart(rows: list[CoordinatorRow]) -> Chart:
     lines: dict[int, list[tuple[float, float]]] = {}
     for row in rows:
-        if row.case == "machine" and row.groups == 1 and row.votes_per_s:
+        if row.case == MACHINE and row.groups == 1 and row.votes_per_s:
             lines.setdefault(row.votes, []).append((float(row.ranks), row.votes_per_s))
     return Chart(
         title="Votes tallied by one core",
@@ -148,7 +156,7 @@ def _groups_chart(rows: list[CoordinatorRow]) -> Chart:
     points = [
         (float(row.groups), row.round_us)
         for row in rows
-        if row.case == "machine" and row.ranks == 4 and row.votes == 1 and row.round_us is not None
+        if row.case == MACHINE and row.ranks == 4 and row.votes == 1 and row.round_us is not None
     ]
     return Chart(
         title="One round of one group of 4 ranks, as groups grow",

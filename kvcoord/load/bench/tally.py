@@ -49,12 +49,16 @@ FREE: Final = [4096, 4096]
 
 
 class TallyPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """`rounds` rounds in each of `groups` groups of `ranks` ranks, with `votes` votes in every frame."""
+    """`rounds` rounds in each of `groups` groups of `ranks` ranks, with `votes` votes in every frame.
+
+    `copies_open` operations of each group are agreed on before, and their copies never end.
+    """
 
     ranks: int
     groups: int
     votes: int
     rounds: int
+    copies_open: int = 0
 
 
 class TallyReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,12 +147,18 @@ class SimulatedGroups:
             accept = encode(Accept(epoch, report))
             self._send([(_peer(name, rank), accept) for rank in self._ranks])
 
-    def play(self, rounds: int, votes: int) -> list[float]:
+    def play(self, rounds: int, votes: int, copies_open: int) -> list[float]:
         """Plays rounds and returns microseconds that one round of one group takes, for each."""
-        return [self._round(number, votes) for number in range(rounds)]
+        first = 0
+        if copies_open:
+            self._round(0, [_yes(OperationKind.WRITE_THROUGH, 0, vote) for vote in range(copies_open)])
+            first = 1
+        return [
+            self._round(number, [_yes(OperationKind.CUSTOM, number, vote) for vote in range(votes)])
+            for number in range(first, first + rounds)
+        ]
 
-    def _round(self, number: int, votes: int) -> float:
-        said = [Vote(f"write-through/{number}/{vote}", OperationKind.CUSTOM, True) for vote in range(votes)]
+    def _round(self, number: int, said: list[Vote]) -> float:
         first_round = 0 if number == 0 else -1
         messages = []
         for name in self._names:
@@ -165,6 +175,10 @@ class SimulatedGroups:
 
     def _send(self, batch: list[tuple[bytes, bytes]]) -> None:
         self._listener.on_batch(batch)
+
+
+def _yes(kind: OperationKind, number: int, vote: int) -> Vote:
+    return Vote(f"{kind}/{number}/{vote}", kind, True)
 
 
 def _peer(name: str, rank: int) -> bytes:
@@ -184,7 +198,7 @@ async def tally(plan: TallyPlan) -> TallyReport:
         gc.collect()
         gc.freeze()
         joined = usage(os.getpid()).resident_bytes
-        rounds_us = groups.play(plan.rounds, plan.votes)
+        rounds_us = groups.play(plan.rounds, plan.votes, plan.copies_open)
         return TallyReport(
             rounds_us=rounds_us,
             resident_bytes=usage(os.getpid()).resident_bytes,
