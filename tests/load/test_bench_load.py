@@ -3,10 +3,10 @@
 import pytest
 
 from kvcoord.load.bench.arrivals import Stage, Told, arrivals
-from kvcoord.load.bench.host import Usage
+from kvcoord.load.bench.host import Usage, machine_busy_s
 from kvcoord.load.bench.players import Heard
 from kvcoord.load.bench.pressure import LoadOptions, LoadRow, ProcessRow, Sample, load, load_row, process_row
-from kvcoord.load.bench.pressure_charts import rate_chart
+from kvcoord.load.bench.pressure_charts import busy_chart, rate_chart
 from kvcoord.load.bench.rate import BEHIND_MAX_S, RateRow, find_rate, stage_row
 from kvcoord.load.plan import ReplayOptions, plan_replay
 from kvcoord.load.trace import Request
@@ -65,12 +65,24 @@ def test_an_engine_that_says_nothing_does_not_keep_up() -> None:
     assert row.behind_ms > BEHIND_MAX_S * 1000
 
 
-@pytest.mark.parametrize(("behind_s", "kept_up"), [(0.0, True), (2.0, False)])
-def test_a_run_whose_queue_grew_says_so(behind_s: float, kept_up: bool) -> None:
-    options = LoadOptions(replay=ReplayOptions(ranks=1), seconds=8.0)
-    words = [heard(float(at_s), behind_s * at_s / 8, served=3) for at_s in range(1, 11)]
-    row = load_row(options, 2.0, 40, [words])
+@pytest.mark.parametrize(
+    ("late_seconds", "kept_up"), [([], True), ([9, 10], True), ([3], True), ([3, 4], False), ([7, 8], False)]
+)
+def test_a_run_that_was_late_for_more_than_moments_says_so(late_seconds: list[int], kept_up: bool) -> None:
+    options = LoadOptions(replay=ReplayOptions(ranks=3), seconds=8.0)
+    punctual = [heard(float(at_s), 0.0, served=3) for at_s in range(1, 11)]
+    late = [heard(float(at_s), 2.0 if at_s in late_seconds else 0.1, served=3) for at_s in range(1, 11)]
+    row = load_row(options, 2.0, 40, [punctual, late, punctual])
     assert (row.kept_up, row.offered_per_s, row.served_per_s, row.requests) == (kept_up, 5.0, 3.0, 30)
+
+
+def test_what_others_took_of_the_machine_is_shown_beside_what_the_processes_took() -> None:
+    def use(cpu_s: float) -> dict[str, Usage]:
+        return {name: Usage(resident_bytes=1, cpu_s=cpu_s, threads=1, descriptors=1) for name in ("a", "b")}
+
+    ours, all_of_it = busy_chart([(1.0, use(1.0), 50.0), (3.0, use(1.5), 53.0)]).lines
+    assert (ours.points, all_of_it.points) == ([(3.0, 0.5)], [(3.0, 1.5)])
+    assert machine_busy_s() > 0
 
 
 def test_rates_over_time_are_by_the_seconds_between_two_words() -> None:

@@ -37,6 +37,13 @@ def usage(pid: int) -> Usage:
     )
 
 
+def machine_busy_s() -> float:
+    """Seconds that all cores together have worked for anybody since the system started."""
+    first = Path("/proc/stat").read_text().partition("\n")[0]
+    user, nice, system, _idle, _waiting, *others = map(int, first.split()[1:9])
+    return (user + nice + system + sum(others)) / TICKS_PER_S
+
+
 def where() -> str:
     """The machine and the versions that matter, in one line."""
     cores = len(os.sched_getaffinity(0))

@@ -73,6 +73,21 @@ def usage_charts(usages: Usages) -> list[Chart]:
     ]
 
 
+def busy_chart(busy: Sequence[tuple[float, Mapping[str, Usage], float]]) -> Chart:
+    """What these processes took of the machine, and what everything on it took together."""
+    ours, all_of_it = [], []
+    for (before_s, before, machine_before), (at_s, now, machine_now) in pairwise(busy):
+        span_s = max(at_s - before_s, 1e-3)
+        ours.append((at_s, sum(now[name].cpu_s - before[name].cpu_s for name in now) / span_s))
+        all_of_it.append((at_s, (machine_now - machine_before) / span_s))
+    return Chart(
+        title="Cores at work: for these processes, and for everything on the machine",
+        x_label=SECONDS,
+        y_label="cores",
+        lines=[Line("these processes", ours), Line("the whole machine", all_of_it)],
+    )
+
+
 def _usage_chart(title: str, unit: str, usages: Usages, read: Callable[[Usage], float]) -> Chart:
     lines = [Line(name, [(at_s, read(by_name[name])) for at_s, by_name in usages]) for name in usages[0][1]]
     return Chart(title=title, x_label=SECONDS, y_label=unit, lines=lines)
