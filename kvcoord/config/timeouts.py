@@ -31,7 +31,8 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """A rank whose frame is missing for this long after the first frame of its round is lost."""
 
     copy_timeout_s: Seconds = 30.0
-    """A participant that has not acknowledged its copy within this time has failed it."""
+    """A participant that has not acknowledged its copy within this time has failed it. A call that waits for its own
+    rank's copy waits no longer either."""
 
     group_deadline_s: Seconds = 60.0
     """Calls wait at most this long for a suspended group to come together again, then raise GroupLost."""

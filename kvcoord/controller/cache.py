@@ -5,7 +5,7 @@ through the same calls, decisions and completions in the same order; only the en
 nothing that the ranks must have in common depends on them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from kvcoord.controller.leases import Lease
 from kvcoord.controller.loads import Loads
@@ -156,6 +156,11 @@ class Cache:
         """This rank's own copy is over."""
         self.transfers.copy_ended(operation, error)
 
+    def give_up(self, operations: list[OperationId]) -> None:
+        """Nobody waits any longer for this rank's own copies of these."""
+        for operation in operations:
+            self.transfers.give_up(operation)
+
     def abandon(self) -> None:
         """This cache ends with its membership or its history. No copy of its runs any more."""
         for _, _, held in self._allocating.values():
@@ -164,6 +169,11 @@ class Cache:
         self._allocating.clear()
         self.transfers.abandon()
         self.loads.abandon()
+
+    @property
+    def awaited(self) -> Collection[OperationId]:
+        """Operations for whose copies on this rank calls wait."""
+        return self.loads.awaited
 
     @property
     def parked(self) -> bool:

@@ -5,7 +5,7 @@ somebody else (shared), and new (the engine will compute them). Slots for what i
 ranks or on none.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from kvcoord.controller.leases import Lease
@@ -94,6 +94,11 @@ class Loads:
             self.decide(decision)
 
     @property
+    def awaited(self) -> Collection[OperationId]:
+        """Operations for whose copies on this rank calls wait."""
+        return self._landing.keys()
+
+    @property
     def parked(self) -> bool:
         """Whether an acquire waits for slots that are agreed as free and still being copied from."""
         return self._parked is not None
@@ -125,7 +130,7 @@ class Loads:
         self._parked = None
 
     def copy_ended(self, op: Operation) -> None:
-        """This rank's copy is over: whoever waits for it, or for the slots it leaves, goes on."""
+        """This rank's copy is over, or given up: whoever waits for it, or for the slots it leaves, goes on."""
         if op.leaving and self._parked is not None and self._reserve(self._parked) is None:
             wanted, self._parked = self._parked, None
             self._state.waiting_for = None
@@ -301,7 +306,7 @@ class Loads:
             lease.loads += 1
             if load.copy_error is not None:
                 wanted.error = str(load.copy_error)
-            if wanted.landed and load.copy_open:
+            elif wanted.landed and load.copy_open:
                 wanted.copies_open += 1
                 self._landing.setdefault(load.id, []).append(partial(self._one_landed, wanted))
         if not wanted.copies_open:

@@ -7,6 +7,7 @@ eviction) is pinned or set aside, and shows in its votes.
 """
 
 from collections import Counter, OrderedDict
+from collections.abc import Collection
 from typing import Final
 
 from kvcoord.controller.operations import Call, Operation, Phase, runs_of
@@ -129,9 +130,19 @@ class StreamingCache:
         """This rank's own copy is over."""
         self.transfers.copy_ended(operation, error)
 
+    def give_up(self, operations: list[OperationId]) -> None:
+        """Nobody waits any longer for this rank's own copies of these."""
+        for operation in operations:
+            self.transfers.give_up(operation)
+
     def abandon(self) -> None:
         """This cache ends with its membership or its history. No copy of its runs any more."""
         self.transfers.abandon()
+
+    @property
+    def awaited(self) -> Collection[OperationId]:
+        """Operations for whose copies on this rank calls wait."""
+        return self._landing.keys()
 
     @property
     def parked(self) -> bool:

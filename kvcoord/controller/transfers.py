@@ -21,7 +21,7 @@ Ended = Callable[[Operation], None]
 
 
 class Transfers:
-    """Copies of this rank. `landed` is told when this rank's own copy is over, `broken` when one was retracted."""
+    """Copies of this rank. `copy_ended` is told when this rank's own copy is over or given up."""
 
     def __init__(self, state: CacheState, copy_ended: Ended, published: Ended, retracted: Ended) -> None:
         self._state = state
@@ -52,13 +52,23 @@ class Transfers:
         self._disclaim(op)
         self._unpin(op)
 
+    def give_up(self, operation: OperationId) -> None:
+        """Whoever waits for this rank's own copy is told that it has failed; once it is over the group is told so too.
+
+        Until then it may touch its pages, so it is neither acked nor are they given back.
+        """
+        op = self._state.operations.get(operation)
+        if op is not None and op.copy_open and op.copy_error is None:
+            op.copy_error = Reason.COPY_TIMEOUT
+            self._copy_ended(op)
+
     def copy_ended(self, operation: OperationId, error: Reason | None) -> None:
         """This rank's own copy is over: told to the group by the operation's id."""
         op = self._state.operations.get(operation)
         if op is None:
             raise InvariantBroken("a copy belongs to an open operation", operation)
         op.copy_open = False
-        op.copy_error = error
+        op.copy_error = error = op.copy_error or error
         if op.reservation is not None and op.reservation.state is ReservationState.QUARANTINED:
             op.reservation.release()
         if op.leaving:

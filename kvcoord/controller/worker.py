@@ -159,6 +159,7 @@ class WorkerMachine:
     def tick(self, now: float) -> list[WorkerEffect]:
         """Lets every deadline up to `now` pass. A rank whose copies hold up its engine for too long leaves."""
         effects = self.rank.tick(now) if self.rank else []
+        self.cache.give_up(self._patience.late(now))
         if self._patience.over(now) and self.failure is None:
             self._fail("DeadlineExceeded", ["end of the copies that calls wait for", LIMIT, self._patience.limit_s])
             effects += self.rank.leave(now) if self.rank else []
@@ -198,7 +199,7 @@ class WorkerMachine:
             else:
                 self.copies_open += 1
             out.append(effect)
-        self._patience.look(self._waits_for_copies(), now)
+        self._patience.look(self._waits_for_copies(), self.cache.awaited, now)
         return out
 
     def _waits_for_copies(self) -> bool:
@@ -387,13 +388,12 @@ class WorkerMachine:
         for entry in early:
             self._apply(entry)
 
-    def _diverged(self, effect: DivergenceSeen, out: list[WorkerEffect]) -> None:
+    def _diverged(self, seen: DivergenceSeen, out: list[WorkerEffect]) -> None:
         self.divergences += 1
-        self.first_divergence = self.first_divergence or effect
-        found = {"round": effect.round, "sides": effect.sides, "group": self.group}
-        out.append(Note("divergence", effect.operation, found))
+        self.first_divergence = self.first_divergence or seen
+        out.append(Note("divergence", seen.operation, {"round": seen.round, "sides": seen.sides, "group": self.group}))
         if self._policy is DivergencePolicy.STOP:
-            self._fail("Diverged", [self.group, effect.round, effect.sides, effect.operation])
+            self._fail("Diverged", [self.group, seen.round, seen.sides, seen.operation])
 
     def _fail(self, error: str, fields: Sequence[str | int | float | list[list[int]]]) -> None:
         if self.failure is None:

@@ -27,6 +27,8 @@ class FaultKind(StrEnum):
     SLOW_COPIES = "slow_copies"
     FAIL_COPIES = "fail_copies"
     HOLD_COPIES = "hold_copies"
+    HANG_COPIES = "hang_copies"
+    """Copies that begin now never end. After its time the process is started again."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -63,10 +65,12 @@ def _draw(rng: random.Random, options: Options, shape: Shape) -> Fault:
         amount = rng.choice((0.02, 0.1, 0.3))
     elif kind in (FaultKind.DELAY, FaultKind.REORDER, FaultKind.SLOW_COPIES):
         amount = rng.choice((0.01, 0.1, 1.0))
+    at_s = rng.uniform(0.0, options.fault_s)
+    lasts_s = rng.choice(_LASTS_S) * rng.uniform(0.5, 1.5)
     return Fault(
         kind,
-        rng.uniform(0.0, options.fault_s),
-        rng.choice(_LASTS_S) * rng.uniform(0.5, 1.5),
+        at_s,
+        lasts_s if kind is not FaultKind.HANG_COPIES else lasts_s + shape.timeouts.copy_timeout_s,
         rng.randrange(shape.ranks),
         rng.randrange(shape.coordinators),
         amount,

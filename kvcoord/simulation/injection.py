@@ -6,7 +6,7 @@ from typing import Protocol
 from kvcoord.simulation.agenda import Agenda
 from kvcoord.simulation.coordinator import SimulatedCoordinator
 from kvcoord.simulation.faults import Fault, FaultKind
-from kvcoord.simulation.lockstep import LockstepEngine
+from kvcoord.simulation.lockstep import RESTART_S, LockstepEngine
 from kvcoord.simulation.network import Network, Way, Weather
 from kvcoord.simulation.rank import SimulatedRank
 from kvcoord.simulation.story import Story
@@ -83,6 +83,10 @@ def _on_weather(world: Breakable, fault: Fault) -> None:
         copies.stuck += 1
         world.failures_allowed.add("DeadlineExceeded")
         later(partial(_let_copies_end, world, fault.rank))
+    elif fault.kind is FaultKind.HANG_COPIES:
+        copies.hung += 1
+        world.failures_allowed.add("DeadlineExceeded")
+        later(partial(_restart_hung, world, fault.rank))
     else:
         for weather in _weathers(world, fault):
             _worsen(weather, fault)
@@ -94,6 +98,14 @@ def _let_copies_end(world: Breakable, number: int) -> None:
     rank.copy_weather.stuck -= 1
     if not rank.copy_weather.stuck:
         rank.release_held()
+
+
+def _restart_hung(world: Breakable, number: int) -> None:
+    rank = world.ranks[number]
+    rank.copy_weather.hung -= 1
+    if rank.alive:
+        rank.crash()
+        world.agenda.after(RESTART_S, partial(world.restart_rank, rank, rank.life))
 
 
 def _weathers(world: Breakable, fault: Fault) -> list[Weather]:

@@ -64,12 +64,15 @@ class WatchedDigest(Digest):
 class CopyWeather:
     """What is wrong with the copies of a rank now."""
 
-    __slots__ = ("fail_share", "slow_s", "stuck")
+    __slots__ = ("fail_share", "hung", "slow_s", "stuck")
 
     def __init__(self) -> None:
         self.fail_share = 0.0
         self.slow_s = 0.0
         self.stuck = 0
+        """Copies that begin now end when it is 0 again."""
+        self.hung = 0
+        """Copies that begin now never end."""
 
 
 class SimulatedRank(Process):
@@ -267,6 +270,8 @@ class SimulatedRank(Process):
         self._touch(copy, WatchedPool.touch)
         self.memory.tear(copy.destination, copy.destination_slots)
         seconds = self._random.choice((0.001, 0.01, 0.05)) + weather.slow_s * self._random.random()
+        if weather.hung:
+            return
         if weather.stuck:
             self.held.append(copy)
         else:

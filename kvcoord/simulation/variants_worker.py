@@ -12,7 +12,7 @@ from kvcoord.controller.room import Room
 from kvcoord.controller.transfers import Transfers
 from kvcoord.controller.worker import WorkerMachine
 from kvcoord.controller.writes import Writes
-from kvcoord.domain import Outcome, Tier
+from kvcoord.domain import Outcome, Reason, Tier
 from kvcoord.index.node import Node
 from kvcoord.index.tree import RadixTree
 from kvcoord.memory.reservation import Refusal, Reservation, ReservationState, reserve
@@ -29,6 +29,18 @@ def _frees_while_copying() -> list[Patch]:
             op.reservation.abort()
 
     return [(Transfers, "give_back", give_back)]
+
+
+def _frees_at_copy_timeout() -> list[Patch]:
+    original = Transfers.complete
+
+    def complete(self: Any, completion: Any) -> bool:
+        op = self._state.operations.get(completion.operation)
+        if op is not None and completion.reason is Reason.COPY_TIMEOUT:
+            op.copy_open = False
+        return original(self, completion)
+
+    return [(Transfers, "complete", complete)]
 
 
 def _frees_under_a_lease() -> list[Patch]:
@@ -216,6 +228,12 @@ def _agreements_answer_nobody() -> list[Patch]:
 WORKER_VARIANTS: Final = (
     Variant(
         name="freed_while_copying", breaks="a retracted operation's pages are free at once", make=_frees_while_copying
+    ),
+    Variant(
+        name="freed_at_copy_timeout",
+        breaks="the pages of a copy that never ends are free when its time is up",
+        make=_frees_at_copy_timeout,
+        options=Options(ranks=3, faults=6, fault_kinds=("hang_copies",)),
     ),
     Variant(
         name="freed_under_a_lease",

@@ -5,10 +5,12 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvcoord.simulation.campaign import broken_by, campaign, make_world, shrink
+from kvcoord.simulation.faults import FaultKind
 from kvcoord.simulation.shape import Options
 from kvcoord.simulation.variant import applied
 from kvcoord.simulation.variants import VARIANTS
@@ -17,6 +19,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 FRESH_SEEDS = 200
 BATCHES = 8
+
+FIRST_KINDS = tuple(kind.value for kind in FaultKind if kind is not FaultKind.HANG_COPIES)
+"""What there was when the seeds below were found: another list would draw other faults for them."""
 
 HARD = Options(
     ranks=3,
@@ -38,23 +43,28 @@ HARD = Options(
 )
 """One fault after another."""
 
+
+def then(**options: Any) -> Options:
+    return Options(fault_kinds=FIRST_KINDS, **options)
+
+
 FAILED_ONCE = [
     (HARD, 10398, "every recovery gave more verdicts to a rank whose engine stood still"),
     (HARD, 7120, "calls from before a renewal were taken in the new history"),
-    (Options(ranks=2, steps=20, fault_s=8.0), 405135159, "an abort for a lost rank did not name it"),
-    (Options(ranks=2), 34, "a suspended rank aborted what the others committed without it"),
-    (Options(ranks=4), 400, "a suspended rank aborted for another reason than the group"),
-    (Options(ranks=2), 90, "calls of the next engine were taken by a machine that had left"),
-    (Options(ranks=4), 356, "a lease that shares a failed load-back was not told"),
-    (Options(ranks=4, lockstep=False), 90, "entries of a new history went into the old cache"),
-    (Options(ranks=4), 510, "a vote that came late opened a decided operation again"),
-    (Options(ranks=4), 115, "slots of a page that two had loaded were freed under a lease"),
-    (Options(ranks=4), 1213, "calls from before a renewal were taken in the new history"),
-    (Options(ranks=4), 1247, "an abort for a lost rank did not name it"),
-    (Options(ranks=4), 1207, "entries of a new history went into the old cache"),
-    (Options(ranks=4, lockstep=False), 112, "a late vote of the engine's own was applied twice"),
-    (Options(ranks=4, steps=20, fault_s=8.0), 965936301, "answers reached the engine after the one that had asked"),
-    (Options(ranks=4, steps=20, fault_s=8.0), 230400028, "a world ended while what is kept was being agreed"),
+    (then(ranks=2, steps=20, fault_s=8.0), 405135159, "an abort for a lost rank did not name it"),
+    (then(ranks=2), 34, "a suspended rank aborted what the others committed without it"),
+    (then(ranks=4), 400, "a suspended rank aborted for another reason than the group"),
+    (then(ranks=2), 90, "calls of the next engine were taken by a machine that had left"),
+    (then(ranks=4), 356, "a lease that shares a failed load-back was not told"),
+    (then(ranks=4, lockstep=False), 90, "entries of a new history went into the old cache"),
+    (then(ranks=4), 510, "a vote that came late opened a decided operation again"),
+    (then(ranks=4), 115, "slots of a page that two had loaded were freed under a lease"),
+    (then(ranks=4), 1213, "calls from before a renewal were taken in the new history"),
+    (then(ranks=4), 1247, "an abort for a lost rank did not name it"),
+    (then(ranks=4), 1207, "entries of a new history went into the old cache"),
+    (then(ranks=4, lockstep=False), 112, "a late vote of the engine's own was applied twice"),
+    (then(ranks=4, steps=20, fault_s=8.0), 965936301, "answers reached the engine after the one that had asked"),
+    (then(ranks=4, steps=20, fault_s=8.0), 230400028, "a world ended while what is kept was being agreed"),
 ]
 """(options, seed, what was found)."""
 
