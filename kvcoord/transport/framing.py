@@ -1,23 +1,37 @@
 """Messages on a byte stream: a 4-byte little-endian length, then the payload. Knows no socket."""
 
+import struct
+from typing import Final
+
 from kvcoord.transport.link import PREFIX_BYTES
+
+_PREFIX: Final = struct.Struct("<I")
 
 
 def prefix_length(payload: bytes) -> bytes:
     """The bytes to write for one message."""
-    return len(payload).to_bytes(PREFIX_BYTES, "little") + payload
+    return _PREFIX.pack(len(payload)) + payload
 
 
 class MessageSplitter:
-    """Turns the chunks of a stream back into messages, however the stream was cut."""
+    """Turns the chunks of a stream back into messages, however the stream was cut.
 
-    __slots__ = ("_message_bytes_max", "_partial", "refused_bytes")
+    A message longer than `message_bytes_max` is passed over and counted, if it is not longer than `skip_bytes_max`
+    (0: none is); beyond that the stream is refused, since it cannot be trusted to be one of ours.
+    """
 
-    def __init__(self, message_bytes_max: int) -> None:
+    __slots__ = ("_message_bytes_max", "_partial", "_skip_bytes", "_skip_bytes_max", "refused_bytes", "skipped")
+
+    def __init__(self, message_bytes_max: int, skip_bytes_max: int = 0) -> None:
         self._message_bytes_max = message_bytes_max
+        self._skip_bytes_max = skip_bytes_max
         self._partial = bytearray()
+        self._skip_bytes = 0
+        """Bytes that have yet to come of a message that is passed over."""
         self.refused_bytes: int | None = None
         """The length announced by a prefix beyond the limit. The stream cannot be read further."""
+        self.skipped = 0
+        """Messages passed over."""
 
     @property
     def partial_bytes(self) -> int:
@@ -28,6 +42,8 @@ class MessageSplitter:
         """The messages that end in `chunk`. Once a prefix was refused, always none."""
         if self.refused_bytes is not None:
             return []
+        if self._skip_bytes:
+            chunk = self._skip(chunk)
         if not self._partial:
             messages, start = self._split(chunk)
             if start < len(chunk):
@@ -44,13 +60,24 @@ class MessageSplitter:
         messages: list[bytes] = []
         start, end = 0, len(data)
         while end - start >= PREFIX_BYTES:
-            size_bytes = int.from_bytes(data[start : start + PREFIX_BYTES], "little")
-            if size_bytes > self._message_bytes_max:
-                self.refused_bytes = size_bytes
-                break
+            (size_bytes,) = _PREFIX.unpack_from(data, start)
             body = start + PREFIX_BYTES
+            if size_bytes > self._message_bytes_max:
+                if size_bytes > self._skip_bytes_max:
+                    self.refused_bytes = size_bytes
+                    break
+                self.skipped += 1
+                start = min(body + size_bytes, end)
+                self._skip_bytes = body + size_bytes - start
+                continue
             if end - body < size_bytes:
                 break
             start = body + size_bytes
             messages.append(bytes(data[body:start]))
         return messages, start
+
+    def _skip(self, chunk: bytes) -> bytes:
+        """What follows the message that is passed over."""
+        skipped = min(self._skip_bytes, len(chunk))
+        self._skip_bytes -= skipped
+        return chunk[skipped:]

@@ -171,6 +171,18 @@ class Connection(Protocol):
         """As `Listener.close`."""
 
 
+class BorrowedConnection(Connection, Protocol):
+    """A connection whose reading end another thread than the event loop's may borrow. See `node_connection`."""
+
+    def borrow(self) -> bool: ...
+
+    def pump(self, timeout_s: float) -> bool: ...
+
+    def interrupt(self) -> None: ...
+
+    def give_back(self) -> None: ...
+
+
 class Transport(Protocol):
     """Opens endpoints of one kind. What is particular (keys, a network) belongs to the implementation."""
 

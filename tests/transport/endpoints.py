@@ -8,6 +8,7 @@ from pathlib import Path
 from kvcoord.transport.curve import generate_keys, load_client_keys, load_server_keys
 from kvcoord.transport.link import Connection, LinkLimits, Listener, SendResult, Transport
 from kvcoord.transport.loopback import LoopbackTransport
+from kvcoord.transport.node import NodeTransport
 from kvcoord.transport.unix import UnixTransport
 from kvcoord.transport.zeromq import ZeromqTransport
 
@@ -20,7 +21,7 @@ class Kind:
     def __init__(self, name: str, transport: Transport, address: str) -> None:
         self.name, self.transport, self.address = name, transport, address
         self.reconnects = name != "unix"
-        self.names_lost_peers = name in ("unix", "loopback")
+        self.names_lost_peers = name in ("unix", "node", "loopback")
         self.keeps_oversized_peers = name != "unix"
 
     @asynccontextmanager
@@ -153,5 +154,6 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "zeromq-tcp": lambda folder: Kind("zeromq-tcp", ZeromqTransport(insecure_tcp=True), "tcp://127.0.0.1:*"),
     "zeromq-curve": _curve,
     "unix": lambda folder: Kind("unix", UnixTransport(), f"unix://{folder}/u"),
+    "node": lambda folder: Kind("node", NodeTransport(), f"unix://{folder}/n"),
     "loopback": lambda folder: Kind("loopback", LoopbackTransport(), "loopback://*"),
 }

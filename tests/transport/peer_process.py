@@ -1,17 +1,24 @@
 """The other end of a link in a process of its own, for tests that kill or stop it.
 
 `connect KIND ADDRESS` connects, says hello and then writes `heard PAYLOAD` for each message; `leave KIND ADDRESS` says
-"leaving", closes and ends at once; `serve KIND ADDRESS` serves and writes its address. KIND is `zeromq` or `unix`.
+"leaving", closes and ends at once; `serve KIND ADDRESS` serves and writes its address. KIND is `zeromq`, `unix` or
+`node`.
 """
 
 import asyncio
 import sys
 
 from kvcoord.transport.link import LinkLimits, SendResult, Transport
+from kvcoord.transport.node import NodeTransport
 from kvcoord.transport.unix import UnixTransport
 from kvcoord.transport.zeromq import ZeromqTransport
 
 LIMITS = LinkLimits(queue_messages_max=4)
+TRANSPORTS: dict[str, Transport] = {
+    "zeromq": ZeromqTransport(insecure_tcp=True),
+    "unix": UnixTransport(),
+    "node": NodeTransport(),
+}
 
 
 def tell(line: str) -> None:
@@ -44,7 +51,7 @@ async def serve(transport: Transport, address: str) -> None:
 
 
 async def main(role: str, kind: str, address: str) -> None:
-    transport: Transport = ZeromqTransport(insecure_tcp=True) if kind == "zeromq" else UnixTransport()
+    transport = TRANSPORTS[kind]
     if role == "serve":
         await serve(transport, address)
     else:

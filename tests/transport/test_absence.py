@@ -10,7 +10,7 @@ from kvcoord.transport.zeromq import ZeromqTransport
 from tests.transport.endpoints import KINDS, LIMITS, Kind, send_until
 
 
-@pytest.mark.parametrize("name", ["zeromq-ipc", "zeromq-tcp", "loopback"])
+@pytest.mark.parametrize("name", ["zeromq-ipc", "zeromq-tcp", "node", "loopback"])
 async def test_a_connection_is_told_that_nobody_is_there_and_still_finds_who_comes_later(
     name: str, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from tests.transport.endpoints import KINDS as ALL_KINDS
 from tests.transport.endpoints import Kind, send_until
 
 ROOT = Path(__file__).parents[2]
-KINDS = ["zeromq-ipc", "zeromq-tcp", "unix"]
+KINDS = ["zeromq-ipc", "zeromq-tcp", "unix", "node"]
 LIMITS = LinkLimits(queue_messages_max=4)
 
 
@@ -29,7 +29,7 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
 
 @asynccontextmanager
 async def child(role: str, kind: Kind, address: str) -> AsyncIterator[Process]:
-    family = "unix" if kind.name == "unix" else "zeromq"
+    family = kind.name if kind.name in ("unix", "node") else "zeromq"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.transport.peer_process", role, family, address, cwd=ROOT, stdout=PIPE
     )
