@@ -19,7 +19,7 @@ from kvcoord.runtime.status import ask
 def command(
     address: str | None, timeout_s: float, curve_keys_dir: str | None, insecure_tcp: bool, as_json: bool
 ) -> None:
-    """Show the status of the coordinator or worker at ADDRESS: ipc:///path, tcp://host:port or http://host:port.
+    """Show the status of the coordinator or worker at ADDRESS: unix:///path, ipc:///path, tcp://host:port or http://host:port.
 
     Without ADDRESS: the newest running `kvcoord up`, or the coordinator at the default address.
     """

@@ -103,7 +103,7 @@ async def _start(children: Children, plan: Plan) -> tuple[Ready, list[Ready]]:
 def _plan(folder: Path, file: Path | None, assignments: tuple[str, ...], shape: dict[str, str]) -> Plan:
     """The arguments of every child; checked here, so that a mistake is told once and not by each of them."""
     shared, worker = _split(assigned(assignments))
-    coordinator_address = f"ipc://{folder}/coordinator.sock"
+    coordinator_address = f"unix://{folder}/coordinator.sock"
     worker |= shape | {"listen": f"ipc://{folder}/rank{{rank}}.sock", "coordinators": coordinator_address}
     ports = ["--http", "127.0.0.1:0"]
     source = [] if file is None else ["--config", str(file)]

@@ -12,20 +12,21 @@ _HOST_PORT: Final = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):(?P<po
 
 
 def check_link(field: str, address: str, *, tcp: bool) -> None:
-    """Check `ipc:///path`, or `tcp://host:port` where `tcp` allows it (port `*`: the system picks one).
+    """Check `unix:///path`, `ipc:///path`, or `tcp://host:port` where `tcp` allows it (port `*`: the system picks one).
 
     Raises:
         ConfigError: naming the field, the address and what to write instead.
     """
     scheme, separator, rest = address.partition("://")
-    forms = "ipc:///path or tcp://host:port" if tcp else "ipc:///path"
-    if not separator or scheme not in (("ipc", "tcp") if tcp else ("ipc",)):
+    schemes = ("unix", "ipc", "tcp") if tcp else ("unix", "ipc")
+    forms = "unix:///path, ipc:///path or tcp://host:port" if tcp else "ipc:///path or unix:///path"
+    if not separator or scheme not in schemes:
         raise ConfigError(field, address, f"write {forms}")
     if scheme == "tcp":
         split_host_port(field, rest)
         return
     if not rest.startswith("/") or rest.endswith("/"):
-        raise ConfigError(field, address, "write an absolute path to the socket: ipc:///path")
+        raise ConfigError(field, address, f"write an absolute path to the socket: {scheme}:///path")
     size_bytes = len(rest.encode())
     if size_bytes > SOCKET_PATH_BYTES_MAX:
         raise ConfigError(field, address, f"path of {size_bytes} bytes; a socket's may have {SOCKET_PATH_BYTES_MAX}")

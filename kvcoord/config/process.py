@@ -13,7 +13,7 @@ from kvcoord.config.timeouts import Timeouts
 from kvcoord.domain import Layout
 from kvcoord.errors import ConfigError
 
-COORDINATOR_ADDRESS: Final = "ipc:///run/kvcoord/coordinator.sock"
+COORDINATOR_ADDRESS: Final = "unix:///run/kvcoord/coordinator.sock"
 
 RANK_PLACEHOLDER: Final = "{rank}"
 """Stands for the worker's rank in its addresses and key folder, so that all ranks of a node can share one file."""
@@ -41,7 +41,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One coordinator process."""
 
     bind: list[Address] = msgspec.field(default_factory=lambda: [COORDINATOR_ADDRESS])
-    """Addresses on which ranks reach this coordinator: ipc:///path or tcp://host:port."""
+    """Addresses on which ranks reach this coordinator: unix:///path, or over ZeroMQ ipc:///path or tcp://host:port."""
 
     http: str | None = "127.0.0.1:18470"
     """Loopback host:port for health, metrics and status. Port 0: the system picks one. Null: no HTTP."""
@@ -216,10 +216,16 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 def _check_links(field: str, addresses: list[str]) -> None:
     if not addresses:
         raise ConfigError(field, [], "must list at least one address")
+    places = [_place(address) for address in addresses]
     for address in addresses:
         check_link(field, address, tcp=True)
-        if addresses.count(address) > 1:
+        if places.count(_place(address)) > 1:
             raise ConfigError(field, addresses, f"{address} is listed twice")
+
+
+def _place(address: str) -> str:
+    """What two addresses of one socket have in common: its path, however it is spoken to."""
+    return address.removeprefix("unix://").removeprefix("ipc://")
 
 
 def _check_ports(field: str, addresses: list[str]) -> None:

@@ -142,7 +142,7 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def coordinator_address(directory: Path, index: int = 0) -> str:
-    return f"ipc://{directory}/{COORDINATOR_SOCKETS[index]}"
+    return f"unix://{directory}/{COORDINATOR_SOCKETS[index]}"
 
 
 def worker_address(directory: Path, rank: int) -> str:

@@ -47,6 +47,7 @@ from kvcoord.runtime.coordinator_status import CoordinatorStatus
 from kvcoord.runtime.dumps import Dumps
 from kvcoord.runtime.process import Stop
 from kvcoord.runtime.recording import NO_PEER, note_message
+from kvcoord.transport.by_scheme import SchemeTransport
 from kvcoord.transport.curve import load_server_keys
 from kvcoord.transport.link import Listener, SendResult, Transport
 from kvcoord.transport.zeromq import ZeromqTransport
@@ -71,7 +72,7 @@ _WARNINGS: Final = frozenset({"divergence", "round_without", "member_lost", "joi
 class Coordinator:
     """Serves the groups that join it, on the event loop on which it was made. Opened once, closed once.
 
-    `transport` None: ZeroMQ with the configured keys. `sources` says where each option came from, for `/config`.
+    `transport` None: by the scheme of each address, ZeroMQ with the configured keys. `sources` says where each option came from, for `/config`.
     `failure` gets the exception when the machine raised one: what it holds cannot be trusted, and no more is served.
     """
 
@@ -177,7 +178,7 @@ class Coordinator:
         config = self.config
         if len(config.bind) > LISTENERS_MAX:
             raise ConfigError("bind", len(config.bind), f"at most {LISTENERS_MAX} addresses")
-        transport = self._transport or _zeromq(config)
+        transport = self._transport or _by_scheme(config)
         limits = link_limits(config)
         for index, address in enumerate(config.bind):
             prefix = bytes((index,))
@@ -363,9 +364,9 @@ async def serve(config: CoordinatorConfig, stop: Stop, sources: Mapping[str, str
     return 0
 
 
-def _zeromq(config: CoordinatorConfig) -> Transport:
+def _by_scheme(config: CoordinatorConfig) -> Transport:
     keys = None if config.curve_keys_dir is None else load_server_keys(config.curve_keys_dir)
-    return ZeromqTransport(server_keys=keys, insecure_tcp=config.insecure_tcp)
+    return SchemeTransport(ZeromqTransport(server_keys=keys, insecure_tcp=config.insecure_tcp))
 
 
 def _warn_of_timeouts(effects: list[CoordinatorEffect]) -> None:

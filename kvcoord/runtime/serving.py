@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
 
 from kvcoord.config import CoordinatorConfig, Loaded, WorkerConfig, resolved
 from kvcoord.config.address import split_host_port
@@ -14,6 +14,7 @@ from kvcoord.observability.recorder import FlightRecorder
 from kvcoord.runtime.coordinator import Coordinator
 from kvcoord.runtime.process import Stop
 from kvcoord.runtime.worker import Worker
+from kvcoord.transport.by_scheme import SchemeTransport
 from kvcoord.transport.curve import load_client_keys
 from kvcoord.transport.link import Transport
 from kvcoord.transport.unix import UnixTransport
@@ -61,10 +62,10 @@ def embedded_coordinator(config: WorkerConfig) -> CoordinatorConfig:
     )
 
 
-def rank_transport(config: WorkerConfig) -> Transport:
-    """What reaches the coordinators, with this rank's keys."""
+def rank_transport(config: WorkerConfig, guard: AbstractContextManager[object] | None = None) -> Transport:
+    """What reaches the coordinators, with this rank's keys. `guard`: see `transport.node.NodeTransport`."""
     keys = None if config.curve_keys_dir is None else load_client_keys(config.curve_keys_dir)
-    return ZeromqTransport(client_keys=keys, insecure_tcp=config.insecure_tcp)
+    return SchemeTransport(ZeromqTransport(client_keys=keys, insecure_tcp=config.insecure_tcp), guard)
 
 
 async def _open_http(config: WorkerConfig, worker: Worker, sources: Mapping[str, str]) -> HttpServer | None:

@@ -2,7 +2,7 @@
 
 http://host:port           the HTTP port of either, or host:port
 tcp://host:port            a coordinator
-ipc:///path                a coordinator, or a worker: whoever opens the conversation with ZeroMQ's greeting is one
+unix:///path, ipc:///path  a coordinator, or a worker: a coordinator opens the conversation, with one of two greetings
 """
 
 import asyncio
@@ -20,13 +20,16 @@ from kvcoord.protocol.messages import StatusReply, StatusRequest
 from kvcoord.transport.address import parse_socket_path
 from kvcoord.transport.curve import load_client_keys
 from kvcoord.transport.link import Connection, LinkLimits, SendResult, Transport
+from kvcoord.transport.node import NodeTransport
 from kvcoord.transport.unix import UnixTransport
 from kvcoord.transport.zeromq import ZeromqTransport
 
 _GREETING_WAIT_S: Final = 0.2
-"""ZeroMQ greets from a thread of its own, at once; a worker waits to be spoken to."""
+"""Coordinators greet at once; a worker waits to be spoken to."""
 
-_GREETING: Final = b"\xff"
+_ZEROMQ_GREETING: Final = b"\xff"
+"""A node link greets with a message, which begins with its length."""
+
 _READ_BYTES: Final = 64 << 10
 _SNAPSHOT: Final[msgspec.json.Decoder[Snapshot]] = msgspec.json.Decoder(Snapshot)
 
@@ -45,8 +48,9 @@ async def ask(
                 keys = None if curve_keys_dir is None else load_client_keys(curve_keys_dir)
                 body = await _ask_coordinator(address, ZeromqTransport(client_keys=keys, insecure_tcp=insecure_tcp))
             elif address.startswith(("ipc://", "unix://")):
-                greeted = await _greets(address)
-                body = await (_ask_coordinator(address, ZeromqTransport()) if greeted else _ask_worker(address))
+                greeting = await _greeting(address)
+                transport = ZeromqTransport() if greeting == _ZEROMQ_GREETING else NodeTransport()
+                body = await (_ask_coordinator(address, transport) if greeting else _ask_worker(address))
             else:
                 body = await get(address, "/status")
     except TimeoutError as error:
@@ -57,17 +61,17 @@ async def ask(
         raise PeerUnavailable(address, f"what answers there is no status of this version: {error}") from error
 
 
-async def _greets(address: str) -> bool:
-    """Whether ZeroMQ serves there."""
+async def _greeting(address: str) -> bytes:
+    """The first byte that whoever serves there says by itself, empty when it waits to be spoken to."""
     try:
         reader, writer = await asyncio.open_unix_connection(parse_socket_path(address))
     except OSError as error:
         raise _unreachable(address, error) from error
     try:
         async with asyncio.timeout(_GREETING_WAIT_S):
-            return await reader.read(1) == _GREETING
+            return await reader.read(1)
     except TimeoutError:
-        return False
+        return b""
     except OSError as error:
         raise _unreachable(address, error) from error
     finally:
@@ -164,7 +168,7 @@ async def get(address: str, target: str) -> bytes:
     """What the HTTP port at `http://host:port` answers there. Raises ConfigError and PeerUnavailable."""
     host, _, port = address.removeprefix("http://").rstrip("/").rpartition(":")
     if "://" in host or not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError("address", address, "write it as ipc:///path, tcp://host:port or http://host:port")
+        raise ConfigError("address", address, "write it as unix:///path, ipc:///path, tcp://host:port or http://host:port")
     try:
         reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         try:

@@ -67,7 +67,7 @@ def embedded_address(topology: Topology, params: Any) -> str:
             " under another user: start `kvcoord coordinator` and name it in KVCOORD_COORDINATORS on every rank"
         )
         raise UsageError("coordinators", "embedded", fix)
-    return f"ipc://{path}"
+    return f"unix://{path}"
 
 
 def _stage_groups(params: Any) -> tuple[Any, Any]:

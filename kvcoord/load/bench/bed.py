@@ -109,7 +109,7 @@ def write_config(folder: Path, name: str, config: msgspec.Struct) -> str:
 
 
 def _coordinator(folder: Path) -> str:
-    return f"ipc://{folder}/coordinator.sock"
+    return f"unix://{folder}/coordinator.sock"
 
 
 def _worker(folder: Path, rank: int) -> str:

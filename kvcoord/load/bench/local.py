@@ -31,7 +31,7 @@ async def local(effort: Effort) -> Result:
                 group=group_config("bench-local", 1, 1),
                 rank=0,
                 listen=f"ipc://{folder}/rank0.sock",
-                coordinators=[f"ipc://{folder}/coordinator.sock"],
+                coordinators=[f"unix://{folder}/coordinator.sock"],
                 embed_coordinator=True,
                 http=None,
                 log_level=LogLevel.ERROR,

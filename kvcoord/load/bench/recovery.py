@@ -122,7 +122,7 @@ async def _coordinator(children: Children, folder: Path, name: str) -> Child:
 
 
 def _address(folder: Path, name: str) -> str:
-    return f"ipc://{folder}/{name}.sock"
+    return f"unix://{folder}/{name}.sock"
 
 
 class _Deciders:

@@ -131,7 +131,7 @@ class ChaosGroup:
 
     async def _start_coordinator(self, index: int) -> Child:
         config = CoordinatorConfig(
-            bind=[f"ipc://{self._socket(index)}"],
+            bind=[f"unix://{self._socket(index)}"],
             http=None,
             recorder_dir=str(self._folder),
             timeouts=TIMEOUTS,
@@ -145,7 +145,7 @@ class ChaosGroup:
             group=self.plan.group,
             rank=rank,
             listen=worker_address(self._folder, rank),
-            coordinators=[f"ipc://{self._link(rank, index)}" for index in range(COORDINATORS)],
+            coordinators=[f"unix://{self._link(rank, index)}" for index in range(COORDINATORS)],
             device_pages=self.plan.device_pages[rank],
             host_pages=self.plan.host_pages[rank],
             http=None,
