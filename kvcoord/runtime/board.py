@@ -1,7 +1,8 @@
-"""What the thread of a group member tells the thread of its engine: verdicts, decisions, and why it is over.
+"""What a group member tells the thread of its engine: verdicts, decisions, and why it is over.
 
-Reading what is there costs the engine a dictionary look-up. Only what has not come yet is waited for, without polling:
-for a token in a queue, which costs a third of a condition variable's wake-up.
+Reading what is there costs the engine a dictionary look-up. Only what has not come yet, and cannot be read from the
+socket by the engine's thread itself, is waited for here, without polling: for a token in a queue, which costs a third of
+a condition variable's wake-up.
 """
 
 import copy
@@ -60,38 +61,49 @@ class Board:
         if self._waiting:
             self._changed.put(None)
 
-    # --- the engine's thread --------------------------------------------------------------------------------------
+    # --- the engine's thread; `give_up_at` is a time of the system's monotonic clock ------------------------------
 
     def raise_failure(self) -> None:
         """Raises why the membership is over, if it is."""
         if self._failure is not None:
             raise copy.copy(self._failure)
 
-    def take_verdict(self, round_number: int, timeout_s: float) -> Verdict | None:
+    def has_verdict(self, round_number: int) -> bool:
+        """Whether `take_verdict` would not wait."""
+        return round_number in self._verdicts or self._failure is not None
+
+    def take_verdict(self, round_number: int, give_up_at: float) -> Verdict | None:
         """The verdict of this round; None when it has not come in time. Raises the failure."""
         verdict = self._verdicts.pop(round_number, None)
         if verdict is not None:
             self.raise_failure()
             return verdict
-        return self._wait(lambda: self._verdicts.pop(round_number, None), timeout_s)
+        return self._wait(lambda: self._verdicts.pop(round_number, None), give_up_at)
 
     def want(self, operation: OperationId) -> None:
         """The decision of this operation will be asked for."""
         self._wanted.add(operation)
 
-    def take_decision(self, operation: OperationId, timeout_s: float) -> Decision | None:
+    def has_decision(self, operation: OperationId) -> bool:
+        """Whether `take_decision` would not wait."""
+        return operation in self._decisions or self._failure is not None
+
+    def take_decision(self, operation: OperationId, give_up_at: float) -> Decision | None:
         """A decision that is wanted; None when it has not come in time. Raises the failure."""
         try:
-            return self._wait(lambda: self._decisions.pop(operation, None), timeout_s)
+            decision = self._decisions.pop(operation, None)
+            if decision is not None:
+                self.raise_failure()
+                return decision
+            return self._wait(lambda: self._decisions.pop(operation, None), give_up_at)
         finally:
             self._wanted.discard(operation)
 
-    def wait_begun(self, timeout_s: float) -> bool:
+    def wait_begun(self, give_up_at: float) -> bool:
         """Waits until the group works. Raises the failure."""
-        return self._wait(lambda: self.capacity, timeout_s) is not None
+        return self._wait(lambda: self.capacity, give_up_at) is not None
 
-    def _wait(self, take: Callable[[], Held | None], timeout_s: float) -> Held | None:
-        give_up_at = time.monotonic() + timeout_s
+    def _wait(self, take: Callable[[], Held | None], give_up_at: float) -> Held | None:
         self._waiting = True
         try:
             while True:

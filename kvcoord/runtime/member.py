@@ -6,23 +6,26 @@
     verdict = member.take(step - lag)                    # waits only if it has not come
     member.close()
 
-The engine's thread hands over and takes; sockets, heartbeats and deadlines live on the member's thread, so they go on
-while the engine computes. Nothing here knows what is voted on.
+Heartbeats, deadlines and connecting live on the member's thread, so they go on while the engine computes. On one node
+(`unix://`) the engine's thread speaks to the coordinator itself, and waits on that socket itself: see `member_loop`.
+Nothing here knows what is voted on.
 """
 
 import asyncio
 import contextlib
+import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
 import uvloop
 
 from kvcoord.config.process import WorkerConfig
-from kvcoord.errors import DeadlineExceeded, InvariantBroken, KvcoordError, UsageError
+from kvcoord.errors import DeadlineExceeded, UsageError
 from kvcoord.protocol.messages import Ack, Decision, Verdict, Vote
 from kvcoord.runtime.board import Board
-from kvcoord.runtime.member_loop import EventLog, MemberLoop
+from kvcoord.runtime.member_loop import EventLog, MemberLoop, as_known
 
 _MARGIN_S: Final = 5.0
 """How much later than the machine's own deadlines a wait gives up: then the member's thread itself does not answer."""
@@ -46,6 +49,7 @@ class Member:
         self._inner: MemberLoop | None = None
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
         timeouts = config.timeouts
         self._join_limit_s = timeouts.join_timeout_s + _MARGIN_S
         self._wait_limit_s = (
@@ -63,7 +67,7 @@ class Member:
             target=self._run, args=(list(free),), name=f"kvcoord-rank{self.config.rank}", daemon=True
         )
         self._thread.start()
-        if not self._board.wait_begun(self._join_limit_s):
+        if not self._board.wait_begun(time.monotonic() + self._join_limit_s):
             raise DeadlineExceeded("group", "join_timeout_s", self._join_limit_s)
         self._opened.wait(self._join_limit_s)
         capacity = self._board.capacity
@@ -72,7 +76,7 @@ class Member:
     def close(self) -> None:
         """Leaves the group and ends the thread. Harmless when it is not open. Never waits longer than it may."""
         thread, loop, stop = self._thread, self._loop, self._stop
-        if thread is None:
+        if thread is None or os.getpid() != self._pid:
             return
         self._thread = None
         if loop is not None and stop is not None:
@@ -84,18 +88,19 @@ class Member:
 
     def send(self, step: int, free: list[int], digest: int, votes: list[Vote], acks: list[Ack]) -> None:
         """Hands over the frame of this step. Never waits. Raises why the membership is over, if it is."""
-        self._board.raise_failure()
-        loop, inner = self._loop, self._inner
-        if loop is None or inner is None:
-            raise UsageError("member", self.config.rank, "is not open")
-        loop.call_soon_threadsafe(inner.frame, step, free, digest, votes, acks)
+        inner = self._opened_loop()
+        inner.say(inner.frame, step, free, digest, votes, acks)
 
     def take(self, round_number: int) -> Verdict:
         """The verdict of this round, once.
 
         Raises GroupLost or Diverged with the cause, DeadlineExceeded when even the member's thread does not answer.
         """
-        verdict = self._board.take_verdict(round_number, self._wait_limit_s)
+        board, inner = self._board, self._opened_loop()
+        give_up_at = time.monotonic() + self._wait_limit_s
+        if not board.has_verdict(round_number):
+            inner.drive(lambda: board.has_verdict(round_number), give_up_at)
+        verdict = board.take_verdict(round_number, give_up_at)
         if verdict is None:
             raise DeadlineExceeded(f"verdict {round_number}", "group_deadline_s", self._wait_limit_s)
         return verdict
@@ -105,16 +110,22 @@ class Member:
 
         Raises as `take`.
         """
-        self._board.raise_failure()
-        loop, inner = self._loop, self._inner
-        if loop is None or inner is None:
-            raise UsageError("member", self.config.rank, "is not open")
-        self._board.want(vote.operation)
-        loop.call_soon_threadsafe(inner.vote, vote)
-        decision = self._board.take_decision(vote.operation, self._wait_limit_s)
+        board, inner, operation = self._board, self._opened_loop(), vote.operation
+        give_up_at = time.monotonic() + self._wait_limit_s
+        board.want(operation)
+        inner.say(inner.vote, vote)
+        inner.drive(lambda: board.has_decision(operation), give_up_at)
+        decision = board.take_decision(operation, give_up_at)
         if decision is None:
-            raise DeadlineExceeded(f"decision of {vote.operation}", "group_deadline_s", self._wait_limit_s)
+            raise DeadlineExceeded(f"decision of {operation}", "group_deadline_s", self._wait_limit_s)
         return decision
+
+    def _opened_loop(self) -> MemberLoop:
+        """Raises why the membership is over, if it is, and UsageError when it was not opened in this process."""
+        self._board.raise_failure()
+        if self._inner is None or os.getpid() != self._pid:
+            raise UsageError("member", self.config.rank, "is not open in this process: make another one and open it")
+        return self._inner
 
     # --- the member's thread --------------------------------------------------------------------------------------
 
@@ -123,7 +134,7 @@ class Member:
             with self._runner:
                 self._runner.run(self._serve(free))
         except Exception as error:
-            self._board.fail(_as_known(error))
+            self._board.fail(as_known(error))
 
     async def _serve(self, free: list[int]) -> None:
         self._stop = asyncio.Event()
@@ -143,8 +154,5 @@ class Member:
         loop.default_exception_handler(context)
         error = context.get("exception")
         if isinstance(error, Exception):
-            self._board.fail(_as_known(error))
-
-
-def _as_known(error: Exception) -> KvcoordError:
-    return error if isinstance(error, KvcoordError) else InvariantBroken("the member's thread goes on", repr(error))
+            fail = self._board.fail if self._inner is None else self._inner.fail
+            fail(as_known(error))

@@ -1,14 +1,21 @@
 """The event loop of a group member inside an engine: its machine, its connection, its deadlines, its heartbeats.
 
-Everything here runs on the member's own thread. What the engine is told goes onto the board; what the engine says comes
-in as calls that its thread has scheduled. With `embed_coordinator` rank 0 runs the coordinator on the same loop.
+Two threads come in here, one at a time: each holds the guard while it steps the machine and performs what follows. The
+member's own thread runs the event loop, and so everything that has to do with time and with connecting. The engine's
+thread sends what it has to say by itself where the link allows that, and reads the link itself while it waits for an
+answer (`drive`): a decision then needs no other thread of its process. Over ZeroMQ, whose sockets belong to one thread,
+what the engine says is a call on the event loop. What the engine is told goes onto the board either way.
+
+With `embed_coordinator` rank 0 runs the coordinator on the same loop.
 """
 
 import asyncio
 import logging
 import os
+import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVarTuple
 
 from kvcoord.config.process import WorkerConfig
 from kvcoord.domain import DivergencePolicy
@@ -28,7 +35,7 @@ from kvcoord.protocol.effects import (
     SendUp,
     VerdictReady,
 )
-from kvcoord.protocol.messages import Ack, Decision, Entry, Vote
+from kvcoord.protocol.messages import Ack, Alive, Decision, Entry, Numbered, Verdict, Vote
 from kvcoord.protocol.rank import Identity, RankLimits, RankMachine
 from kvcoord.runtime.alarm import Alarm
 from kvcoord.runtime.board import Board
@@ -41,11 +48,19 @@ log = logging.getLogger(__name__)
 EventLog = Callable[[], list[tuple[str, int]]]
 """Asked for the last applied events of this rank, each with the digest after it."""
 
+Arguments = TypeVarTuple("Arguments")
+
 _INCARNATION_BYTES: Final = 7
+
+_STEADY: Final = (Numbered, Verdict, Alive)
+"""Messages of a group that works. None of them brings a deadline forward."""
+
+_now = time.monotonic
+"""Of both threads: a loop's own clock stands still while it sleeps."""
 
 
 class MemberLoop:
-    """One membership. Made, opened and closed on the loop that it lives on."""
+    """One membership. Made, opened and closed on the loop that it lives on; `say` and `drive` are for the engine."""
 
     def __init__(
         self,
@@ -60,6 +75,10 @@ class MemberLoop:
         self._events = events
         self._free = list(free)
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._guard = threading.RLock()
+        self._handed_over = 0
+        """What the engine has said and the event loop has not come to yet."""
         self._incarnation = int.from_bytes(os.urandom(_INCARNATION_BYTES), "little")
         self._decoder = coordinator_decoder(config.limits.message_bytes_max)
         self._alarm = Alarm(self._loop, self._rang)
@@ -67,11 +86,12 @@ class MemberLoop:
         self._begun = False
         self._uplink = Uplink(
             config,
-            rank_transport(config),
+            rank_transport(config, self._guard),
             link_limits(config),
             self._heard,
-            on_lost=lambda: self._perform(self.machine.gone(self._loop.time())),
-            on_absent=lambda: self._perform(self.machine.absent(self._loop.time())),
+            on_lost=lambda: self._perform(self.machine.gone(_now())),
+            on_absent=lambda: self._perform(self.machine.absent(_now())),
+            guard=self._guard,
         )
         identity = Identity(
             group=config.group.name,
@@ -95,21 +115,52 @@ class MemberLoop:
             self._coordinator = Coordinator(embedded_coordinator(self._config))
             self._coordinator.failure.add_done_callback(self._coordinator_failed)
             await self._coordinator.open()
-        self._perform(self.machine.start(self._loop.time()))
+        with self._guard:
+            self._perform(self.machine.start(_now()))
 
     async def close(self) -> None:
-        """Leaves in good order. An embedded coordinator goes last."""
-        self._perform(self.machine.leave(self._loop.time()))
+        """Leaves in good order; whoever still waits is told. An embedded coordinator goes last."""
+        with self._guard:
+            self._perform(self.machine.leave(_now()))
+            self.fail(GroupLost(self._config.group.name, "this member was closed", 0.0))
         self._alarm.close()
         await self._uplink.close()
         if self._coordinator is not None:
             await self._coordinator.close()
 
+    # --- the engine's thread --------------------------------------------------------------------------------------
+
+    def say(self, act: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
+        """`frame` or `vote`: at once on the calling thread where the link allows that, else on the event loop."""
+        with self._guard:
+            if self._handed_over == 0 and self._uplink.shared:
+                act(*arguments)
+                return
+            self._handed_over += 1
+        self._loop.call_soon_threadsafe(self._take_over, act, *arguments)
+
+    def drive(self, done: Callable[[], bool], give_up_at: float) -> None:
+        """Reads the link on the calling thread until `done`, until `give_up_at`, or as long as there is such a link.
+
+        The event loop's thread sleeps meanwhile. It wakes the caller when the connection is given up.
+        """
+        with self._guard:
+            link = self._uplink.direct
+            if link is None or done() or not link.borrow():
+                return
+        try:
+            while not done():
+                remaining_s = give_up_at - _now()
+                if remaining_s <= 0 or not link.pump(remaining_s):
+                    return
+        finally:
+            link.give_back()
+
     # --- what the engine says -------------------------------------------------------------------------------------
 
     def frame(self, step: int, free: list[int], digest: int, votes: list[Vote], acks: list[Ack]) -> None:
-        """All that the engine has to say at this step."""
-        now = self._loop.time()
+        """All that the engine has to say at this step. To be passed to `say`."""
+        now = _now()
         machine = self.machine
         self._free = free
         try:
@@ -117,41 +168,78 @@ class MemberLoop:
                 machine.defer(vote)
             for ack in acks:
                 machine.ack(ack, now)
-            self._perform(machine.frame(step, free, digest, now))
+            self._carry_out(machine.frame(step, free, digest, now))
         except KvcoordError as error:
-            self._board.fail(error)
+            self.fail(error)
 
     def vote(self, vote: Vote) -> None:
-        """A vote that is sent at once."""
+        """A vote that is sent at once. To be passed to `say`."""
         known = self.machine.decided(vote.operation)
         if known is not None:
             self._board.post_decision(known)
             return
-        self._perform(self.machine.vote(vote, self._loop.time()))
+        self._carry_out(self.machine.vote(vote, _now()))
+
+    def _take_over(self, act: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
+        with self._guard:
+            self._handed_over -= 1
+            act(*arguments)
 
     # --- what is heard --------------------------------------------------------------------------------------------
 
     def _heard(self, batch: list[bytes]) -> None:
-        now = self._loop.time()
+        """On the thread that has read it."""
+        now = _now()
+        steady = True
         for payload in batch:
             try:
                 message = self._decoder.decode(payload)
             except FrameError as error:
                 log.warning("message from coordinator dropped: %s", error)
                 continue
-            self._perform(self.machine.receive(message, now))
+            try:
+                self._carry_out(self.machine.receive(message, now))
+            except Exception as error:
+                log.error("the member stops", exc_info=error)
+                self.fail(as_known(error))
+                return
+            steady = steady and isinstance(message, _STEADY)
+        if steady:
+            return
+        if threading.get_ident() == self._thread:
+            self._watch_deadline()
+        else:
+            self._loop.call_soon_threadsafe(self._watch_deadline)
 
     def _rang(self) -> None:
-        self._perform(self.machine.tick(self._loop.time()))
+        with self._guard:
+            self._perform(self.machine.tick(_now()))
+
+    def _watch_deadline(self) -> None:
+        with self._guard:
+            self._alarm.set(self.machine.deadline())
 
     def _coordinator_failed(self, failure: asyncio.Future[None]) -> None:
         error = None if failure.cancelled() else failure.exception()
         if error is not None:
-            self._board.fail(error if isinstance(error, KvcoordError) else InvariantBroken("coordinator", repr(error)))
+            self.fail(error if isinstance(error, KvcoordError) else InvariantBroken("coordinator", repr(error)))
+
+    def fail(self, error: KvcoordError) -> None:
+        """The membership is over. An engine that reads the link itself is woken."""
+        with self._guard:
+            self._board.fail(error)
+            link = self._uplink.direct
+            if link is not None and threading.get_ident() == self._thread:
+                link.interrupt()
 
     # --- effects --------------------------------------------------------------------------------------------------
 
     def _perform(self, effects: list[RankEffect]) -> None:
+        """On the event loop's thread: what was done may have moved a deadline."""
+        self._carry_out(effects)
+        self._alarm.set(self.machine.deadline())
+
+    def _carry_out(self, effects: list[RankEffect]) -> None:
         board = self._board
         for effect in effects:
             if isinstance(effect, SendUp):
@@ -167,17 +255,16 @@ class MemberLoop:
             elif isinstance(effect, Activated):
                 self._activated(effect)
             elif isinstance(effect, LogWanted):
-                self._perform(self.machine.log(effect.round, self._events()))
+                self._carry_out(self.machine.log(effect.round, self._events()))
             else:
                 self._told(effect)
-        self._alarm.set(self.machine.deadline())
 
     def _applied(self, entry: Entry) -> None:
         if isinstance(entry, Decision):
             self._board.post_decision(entry)
         elif not entry.ok:
             cause = f"{entry.reason} on rank {entry.rank}"
-            self._board.fail(TransferFailed(entry.operation, -1, cause))
+            self.fail(TransferFailed(entry.operation, -1, cause))
 
     def _activated(self, effect: Activated) -> None:
         """An engine begins once: a later beginning means that another rank has lost its state, and ours is void."""
@@ -185,7 +272,7 @@ class MemberLoop:
             log.info("group %s works again", self._config.group.name)
         elif self._begun:
             cause = "another rank has begun a new life: this engine's cache no longer fits, start all ranks together"
-            self._board.fail(GroupLost(self._config.group.name, cause, 0.0))
+            self.fail(GroupLost(self._config.group.name, cause, 0.0))
         else:
             self._begun = True
             self._board.begin(effect.activate.capacity)
@@ -195,18 +282,23 @@ class MemberLoop:
         if isinstance(effect, JoinFailed):
             rank = self._config.rank
             values = (effect.field, rank, effect.value, effect.other_rank, effect.other_value)
-            self._board.fail(JoinRefused(group.name, effect.reason, *values))
+            self.fail(JoinRefused(group.name, effect.reason, *values))
         elif isinstance(effect, Lost):
-            self._board.fail(GroupLost(group.name, effect.cause, effect.waited_s))
+            self.fail(GroupLost(group.name, effect.cause, effect.waited_s))
         elif isinstance(effect, DivergenceSeen):
             error = Diverged(group.name, effect.round, effect.sides, effect.operation)
             log.error("%s", error)
             if group.divergence is DivergencePolicy.STOP:
-                self._board.fail(error)
+                self.fail(error)
         elif isinstance(effect, GroupSuspended):
             log.warning("group %s suspended: %s", group.name, effect.cause)
         else:
             log.info("%s %s %s", effect.kind, effect.operation, effect.detail)
+
+
+def as_known(error: Exception) -> KvcoordError:
+    """What the engine raises for an error that nobody foresaw."""
+    return error if isinstance(error, KvcoordError) else InvariantBroken("a group member goes on", repr(error))
 
 
 def _rank_limits(config: WorkerConfig) -> RankLimits:

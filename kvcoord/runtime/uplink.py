@@ -6,12 +6,15 @@ nothing from another.
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 
 from kvcoord.config.process import WorkerConfig
 from kvcoord.errors import KvcoordError
 from kvcoord.transport.link import Connection, LinkLimits, SendResult, Transport
+from kvcoord.transport.node_connection import NodeConnection
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +35,8 @@ class Uplink:
     """Opens connections in the background; messages sent before one is open wait for it, up to `queue_messages_max`.
 
     `transport` None: a worker without a coordinator. `on_lost` is called when the connection broke, `on_absent` once
-    for an attachment when none could be made.
+    for an attachment when none could be made. `guard` is held in every callback: another thread that holds it may call
+    `send` while `shared`.
     """
 
     def __init__(
@@ -43,8 +47,10 @@ class Uplink:
         on_batch: Callable[[list[bytes]], None],
         on_lost: Callable[[], None],
         on_absent: Callable[[], None],
+        guard: AbstractContextManager[object] | None = None,
     ) -> None:
         self._config = config
+        self._guard = threading.RLock() if guard is None else guard
         self._transport = transport
         self._limits = limits
         self._on_batch, self._on_lost, self._on_absent = on_batch, on_lost, on_absent
@@ -57,6 +63,16 @@ class Uplink:
         self._tasks: set[asyncio.Task[None]] = set()
         self.address = ""
         self.sends_refused = 0
+
+    @property
+    def shared(self) -> bool:
+        """Whether `send` is for any thread that holds the guard, and not only for the event loop's."""
+        return self._connection is None or isinstance(self._connection, NodeConnection)
+
+    @property
+    def direct(self) -> NodeConnection | None:
+        """The connection, if another thread may read it."""
+        return self._connection if isinstance(self._connection, NodeConnection) else None
 
     def attach(self, index: int, incarnation: int) -> None:
         """Leaves the present connection and connects to this coordinator of the list."""
@@ -120,32 +136,37 @@ class Uplink:
         except KvcoordError as error:
             log.error("coordinator %s: %s", address, error)
             return
-        if attachment != self._attachment:
-            await connection.close(0)
-            return
-        self._connection = connection
-        if connection.connected:
-            self._ready(attachment)
+        with self._guard:
+            if attachment == self._attachment:
+                self._connection = connection
+                if connection.connected:
+                    self._ready(attachment)
+                return
+        await connection.close(0)
 
     def _ready(self, attachment: int) -> None:
-        if attachment != self._attachment or self._connection is None:
-            return
-        self._connected = True
-        waiting, self._waiting = self._waiting, []
-        for payload in waiting:
-            self.send(payload)
+        with self._guard:
+            if attachment != self._attachment or self._connection is None:
+                return
+            self._connected = True
+            waiting, self._waiting = self._waiting, []
+            for payload in waiting:
+                self.send(payload)
 
     def _lost(self, attachment: int, cause: str) -> None:
-        if attachment == self._attachment:
-            self._connected = False
-            log.warning("connection to coordinator %s lost: %s", self.address, cause)
-            self._on_lost()
+        with self._guard:
+            if attachment == self._attachment:
+                self._connected = False
+                log.warning("connection to coordinator %s lost: %s", self.address, cause)
+                self._on_lost()
 
     def _absent(self, attachment: int) -> None:
-        if attachment == self._attachment and not self._missed:
-            self._missed = True
-            self._on_absent()
+        with self._guard:
+            if attachment == self._attachment and not self._missed:
+                self._missed = True
+                self._on_absent()
 
     def _take(self, attachment: int, batch: list[bytes]) -> None:
-        if attachment == self._attachment:
-            self._on_batch(batch)
+        with self._guard:
+            if attachment == self._attachment:
+                self._on_batch(batch)

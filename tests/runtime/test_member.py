@@ -22,7 +22,7 @@ def member(folder: Path, rank: int, world_size: int, *, timeouts: Timeouts | Non
     config = WorkerConfig(
         group=GroupConfig(name="g", world_size=world_size, tp=world_size),
         rank=rank,
-        coordinators=[f"ipc://{folder}/c.sock"],
+        coordinators=[f"unix://{folder}/c.sock"],
         embed_coordinator=True,
         timeouts=timeouts or Timeouts(heartbeat_interval_s=0.1, heartbeat_timeout_s=2.0),
     )
