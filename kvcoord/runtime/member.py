@@ -16,7 +16,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import uvloop
@@ -26,6 +26,7 @@ from kvcoord.errors import DeadlineExceeded, UsageError
 from kvcoord.protocol.messages import Ack, Decision, Verdict, Vote
 from kvcoord.runtime.board import Board
 from kvcoord.runtime.member_loop import EventLog, MemberLoop, as_known
+from kvcoord.transport.link import BorrowedConnection
 
 _MARGIN_S: Final = 5.0
 """How much later than the machine's own deadlines a wait gives up: then the member's thread itself does not answer."""
@@ -99,7 +100,12 @@ class Member:
         board, inner = self._board, self._opened_loop()
         give_up_at = time.monotonic() + self._wait_limit_s
         if not board.has_verdict(round_number):
-            inner.drive(lambda: board.has_verdict(round_number), give_up_at)
+            link = inner.borrow()
+            if link is not None:
+                try:
+                    _pump(link, lambda: board.has_verdict(round_number), give_up_at)
+                finally:
+                    link.give_back()
         verdict = board.take_verdict(round_number, give_up_at)
         if verdict is None:
             raise DeadlineExceeded(f"verdict {round_number}", "group_deadline_s", self._wait_limit_s)
@@ -113,8 +119,15 @@ class Member:
         board, inner, operation = self._board, self._opened_loop(), vote.operation
         give_up_at = time.monotonic() + self._wait_limit_s
         board.want(operation)
-        inner.say(inner.vote, vote)
-        inner.drive(lambda: board.has_decision(operation), give_up_at)
+        # Borrowed before the vote goes out, so that its answer wakes nobody else.
+        link = inner.borrow()
+        try:
+            inner.say(inner.vote, vote)
+            if link is not None:
+                _pump(link, lambda: board.has_decision(operation), give_up_at)
+        finally:
+            if link is not None:
+                link.give_back()
         decision = board.take_decision(operation, give_up_at)
         if decision is None:
             raise DeadlineExceeded(f"decision of {operation}", "group_deadline_s", self._wait_limit_s)
@@ -156,3 +169,11 @@ class Member:
         if isinstance(error, Exception):
             fail = self._board.fail if self._inner is None else self._inner.fail
             fail(as_known(error))
+
+
+def _pump(link: BorrowedConnection, done: Callable[[], bool], give_up_at: float) -> None:
+    """Reads until `done`, until `give_up_at`, or until nothing more comes this way."""
+    while not done():
+        remaining_s = give_up_at - time.monotonic()
+        if remaining_s <= 0 or not link.pump(remaining_s):
+            return

@@ -3,7 +3,7 @@
 Two threads come in here, one at a time: each holds the guard while it steps the machine and performs what follows. The
 member's own thread runs the event loop, and so everything that has to do with time and with connecting. The engine's
 thread sends what it has to say by itself where the link allows that, and reads the link itself while it waits for an
-answer (`drive`): a decision then needs no other thread of its process. Over ZeroMQ, whose sockets belong to one thread,
+answer (`borrow`): a decision then needs no other thread of its process. Over ZeroMQ, whose sockets belong to one thread,
 what the engine says is a call on the event loop. What the engine is told goes onto the board either way.
 
 With `embed_coordinator` rank 0 runs the coordinator on the same loop.
@@ -42,6 +42,7 @@ from kvcoord.runtime.board import Board
 from kvcoord.runtime.coordinator import Coordinator
 from kvcoord.runtime.serving import embedded_coordinator, rank_transport
 from kvcoord.runtime.uplink import Uplink, link_limits
+from kvcoord.transport.node_connection import NodeConnection
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ _now = time.monotonic
 
 
 class MemberLoop:
-    """One membership. Made, opened and closed on the loop that it lives on; `say` and `drive` are for the engine."""
+    """One membership. Made, opened and closed on the loop that it lives on; `say` and `borrow` are for the engine."""
 
     def __init__(
         self,
@@ -139,22 +140,14 @@ class MemberLoop:
             self._handed_over += 1
         self._loop.call_soon_threadsafe(self._take_over, act, *arguments)
 
-    def drive(self, done: Callable[[], bool], give_up_at: float) -> None:
-        """Reads the link on the calling thread until `done`, until `give_up_at`, or as long as there is such a link.
+    def borrow(self) -> NodeConnection | None:
+        """The link, for the calling thread to `pump` until it gives it back; None where it cannot be read by it.
 
-        The event loop's thread sleeps meanwhile. It wakes the caller when the connection is given up.
+        The event loop's thread sleeps meanwhile. It wakes the caller when it gives the connection up.
         """
         with self._guard:
             link = self._uplink.direct
-            if link is None or done() or not link.borrow():
-                return
-        try:
-            while not done():
-                remaining_s = give_up_at - _now()
-                if remaining_s <= 0 or not link.pump(remaining_s):
-                    return
-        finally:
-            link.give_back()
+            return link if link is not None and link.borrow() else None
 
     # --- what the engine says -------------------------------------------------------------------------------------
 
