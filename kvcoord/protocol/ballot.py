@@ -11,6 +11,7 @@ that name another agreement or other participants than the first vote did are of
 """
 
 from enum import Enum
+from typing import Final
 
 from kvcoord.domain import Agreement, PoolName, Rank, Reason
 from kvcoord.protocol.messages import Value, Vote
@@ -23,6 +24,14 @@ class Tally(Enum):
     DUPLICATE = "duplicate"
     CONFLICTING = "conflicting"
     NOT_PARTICIPANT = "not_participant"
+
+
+RECORDED: Final = Tally.RECORDED
+_ALL: Final = Agreement.ALL
+_MIN: Final = Agreement.MIN
+_MAX: Final = Agreement.MAX
+_INTERSECT: Final = Agreement.INTERSECT
+"""For what is done with every vote: looking a member up in its enum costs several times a global."""
 
 
 class Ballot:
@@ -69,9 +78,9 @@ class Ballot:
             self._noes.append((rank, vote))
         elif vote.agreement is not self.agreement or participants != self.participants:
             self._mismatched(rank)
-        elif self.agreement is not Agreement.ALL:
+        elif self.agreement is not _ALL:
             self._combine(rank, vote.value)
-        return Tally.RECORDED
+        return RECORDED
 
     def _mismatched(self, rank: Rank) -> None:
         if self.mismatch < 0:
@@ -79,7 +88,7 @@ class Ballot:
 
     def _combine(self, rank: Rank, value: Value) -> None:
         held = self.value
-        if self.agreement is Agreement.INTERSECT:
+        if self.agreement is _INTERSECT:
             if not isinstance(value, list):
                 self._mismatched(rank)
             else:
@@ -88,9 +97,9 @@ class Ballot:
             self._mismatched(rank)
         elif not isinstance(held, int):
             self.value = value
-        elif self.agreement is Agreement.MIN:
+        elif self.agreement is _MIN:
             self.value = min(held, value)
-        elif self.agreement is Agreement.MAX:
+        elif self.agreement is _MAX:
             self.value = max(held, value)
         elif held != value:
             self._mismatched(rank)

@@ -6,6 +6,7 @@ have joined again.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -43,6 +44,9 @@ from kvcoord.protocol.recovery import Merged, merge
 from kvcoord.protocol.rounds import RoundTable
 from kvcoord.protocol.stream import StreamTable
 from kvcoord.protocol.transfers import TransferTable
+
+_ACTIVE: Final = GroupState.ACTIVE
+_IMMEDIATE: Final = Path.IMMEDIATE
 
 __all__ = ["GroupLimits", "GroupMachine", "GroupState", "Member"]
 
@@ -128,7 +132,7 @@ class GroupMachine:
         if rank is None:
             self._ignore("unknown_peer")
             return [Send((peer,), Rejoin(self._incarnation))]
-        self.members[rank].last_heard = now
+        self.membership.members[rank].last_heard = now
         if isinstance(message, Heartbeat):
             return self.membership.heartbeat(rank, message, self.stream.sequence)
         if isinstance(message, Accept):
@@ -139,7 +143,7 @@ class GroupMachine:
         if isinstance(message, StatusRequest):
             self._ignore("unexpected")
             return []
-        if self.state is not GroupState.ACTIVE or message.epoch != self.epoch:
+        if self.membership.state is not _ACTIVE or message.epoch != self.membership.epoch:
             self._ignore("stale_epoch")
             return []
         return self._work(rank, message, now)
@@ -336,7 +340,7 @@ class GroupMachine:
     def _numbered(self, entry: Decision | Completion) -> CoordinatorEffect:
         """The next entry of the stream, to all."""
         if isinstance(entry, Decision):
-            self._count(entry, Path.IMMEDIATE)
+            self._count(entry, _IMMEDIATE)
         else:
             self._count_end(entry)
         return self._everyone(Numbered(self.epoch, entry))

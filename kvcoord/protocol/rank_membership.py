@@ -10,6 +10,7 @@ nothing of what the members agree on: what it has to report is asked of its owne
 
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -50,6 +51,11 @@ class RankState(StrEnum):
     LEFT = "left"
 
 
+_ACTIVE: Final = RankState.ACTIVE
+_ENDED: Final = (RankState.REFUSED, RankState.LOST, RankState.LEFT)
+"""Both are asked with every message: looking a member up in its enum costs several times a global."""
+
+
 class RankMembership:
     """One rank's place in its group. `report()` is asked for what the rank knows whenever it accepts an epoch."""
 
@@ -68,12 +74,12 @@ class RankMembership:
 
     @property
     def active(self) -> bool:
-        return self.state is RankState.ACTIVE
+        return self.state is _ACTIVE
 
     @property
     def ended(self) -> bool:
         """Nothing will happen any more."""
-        return self.state in (RankState.REFUSED, RankState.LOST, RankState.LEFT)
+        return self.state in _ENDED
 
     def start(self, now: float) -> list[RankEffect]:
         self.attachment.start(now)

@@ -15,12 +15,15 @@ import msgspec
 
 from kvcoord.domain import COPYING_KINDS, Agreement, OperationId, OperationKind, Outcome, Rank, Reason
 from kvcoord.durations import Durations
-from kvcoord.protocol.ballot import Ballot, Tally, participants_of, ranks_in
+from kvcoord.protocol.ballot import RECORDED, Ballot, Tally, participants_of, ranks_in
 from kvcoord.protocol.messages import Completion, Decision, Frame, Value, Verdict, Vote
 from kvcoord.protocol.transfers import TransferTable
 
 CLOSE_BOUNDS_S: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 10.0)
 """From a loopback round to the default round timeout."""
+
+_ALL: Final = Agreement.ALL
+_COMMIT: Final = Outcome.COMMIT
 
 
 class _Round:
@@ -204,7 +207,7 @@ class RoundTable:
             if frame.votes != votes:
                 return None
         for vote in votes:
-            if not vote.yes or vote.agreement is not Agreement.ALL:
+            if not vote.yes or vote.agreement is not _ALL:
                 return None
             if vote.participants and participants_of(vote.participants, self._everyone) != self._everyone:
                 return None
@@ -222,7 +225,7 @@ class RoundTable:
                         continue
                     ballot = ballots[vote.operation] = Ballot(vote, self._everyone)
                 tally = ballot.record(rank, vote)
-                if tally is not Tally.RECORDED:
+                if tally is not RECORDED:
                     self._count(f"vote_{tally.value}")
         return ballots
 
@@ -235,7 +238,7 @@ class RoundTable:
             late = [rank for rank in missing if rank in absent]
             reason = Reason.VOTE_TIMEOUT if late else Reason.NOT_VOTED
             return Decision(operation, Outcome.ABORT, 0, None, reason, (late or missing)[0])
-        value = None if ballot.agreement is Agreement.ALL else ballot.value
+        value = None if ballot.agreement is _ALL else ballot.value
         return self._commit(operation, ballot.kind, ballot.participants, value, now)
 
     def _commit(
@@ -246,7 +249,7 @@ class RoundTable:
             if len(self._transfers) >= self._copying_max:
                 return Decision(operation, Outcome.ABORT, 0, None, Reason.LIMIT)
             self._transfers.expect(operation, participants, now)
-        return Decision(operation, Outcome.COMMIT, 0, value)
+        return Decision(operation, _COMMIT, 0, value)
 
     def _late(self, rank: Rank, frame: Frame, now: float) -> None:
         """A frame of a closed round. Votes that only this rank has put are answered by the next verdict."""

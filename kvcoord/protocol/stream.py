@@ -4,13 +4,18 @@ The log keeps the last entries so that a rank with a gap, or one that votes agai
 """
 
 from collections import OrderedDict, deque
+from typing import Final
 
 import msgspec
 
 from kvcoord.domain import COPYING_KINDS, Agreement, OperationId, OperationKind, Outcome, PoolName, Rank, Reason
-from kvcoord.protocol.ballot import Ballot, Tally
+from kvcoord.protocol.ballot import RECORDED, Ballot, Tally
 from kvcoord.protocol.messages import Completion, Decision, Entry, Vote
 from kvcoord.protocol.transfers import TransferTable
+
+
+_ALL: Final = Agreement.ALL
+_COMMIT: Final = Outcome.COMMIT
 
 
 class _Open:
@@ -72,7 +77,7 @@ class StreamTable:
             entry = self._open[vote.operation] = _Open(ballot, now + self._vote_timeout_s)
         ballot = entry.ballot
         tally = ballot.record(rank, vote)
-        if tally is not Tally.RECORDED:
+        if tally is not RECORDED:
             self._count(f"vote_{tally.value}")
             return None
         if ballot.refused:
@@ -81,8 +86,8 @@ class StreamTable:
             return None
         if ballot.kind in COPYING_KINDS:
             self._transfers.expect(vote.operation, ballot.participants, now)
-        value = None if ballot.agreement is Agreement.ALL else ballot.value
-        return self._log_decision(Decision(vote.operation, Outcome.COMMIT, self.sequence + 1, value))
+        value = None if ballot.agreement is _ALL else ballot.value
+        return self._log_decision(Decision(vote.operation, _COMMIT, self.sequence + 1, value))
 
     def expire(self, now: float) -> list[Decision]:
         """ABORT(vote_timeout) for ballots whose deadline has passed, naming the first rank that did not vote."""

@@ -49,7 +49,7 @@ from kvcoord.runtime.process import Stop
 from kvcoord.runtime.recording import NO_PEER, note_message
 from kvcoord.transport.by_scheme import SchemeTransport
 from kvcoord.transport.curve import load_server_keys
-from kvcoord.transport.link import Listener, SendResult, Transport
+from kvcoord.transport.link import SENT, UNREACHABLE, Listener, Transport
 from kvcoord.transport.zeromq import ZeromqTransport
 
 log = logging.getLogger(__name__)
@@ -297,7 +297,7 @@ class Coordinator:
         A peer that cannot be reached is gone, which has effects of its own: they come last in the same list. That
         ends, since each loses a member.
         """
-        listeners, sent = self._listeners, SendResult.SENT
+        listeners = self._listeners
         for effect in effects:
             if isinstance(effect, Note):
                 self._note(effect, now)
@@ -312,8 +312,8 @@ class Coordinator:
                     result = listeners[peer[0]].send(peer[1:], payload)
                 except FrameOversized as error:
                     log.error("%s cannot be sent, its receiver is given up: %s", type(message).__name__, error)
-                    result = SendResult.UNREACHABLE
-                if result is not sent:
+                    result = UNREACHABLE
+                if result is not SENT:
                     effects += self.machine.gone(peer, now)
 
     def _answer(self, asked: list[tuple[bytes, StatusRequest]]) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 
 from kvcoord.config.process import WorkerConfig
 from kvcoord.errors import KvcoordError
-from kvcoord.transport.link import Connection, LinkLimits, SendResult, Transport
+from kvcoord.transport.link import SENT, Connection, LinkLimits, Transport
 from kvcoord.transport.node_connection import NodeConnection
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Uplink:
                 self._waiting.append(payload)
             else:
                 self.sends_refused += 1
-        elif self._connection.send(payload) is not SendResult.SENT:
+        elif self._connection.send(payload) is not SENT:
             self.sends_refused += 1
 
     async def close(self) -> None:

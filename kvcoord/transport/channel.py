@@ -11,7 +11,7 @@ from collections import deque
 from typing import Final
 
 from kvcoord.transport.framing import MessageSplitter
-from kvcoord.transport.link import LinkLimits, LinkStatistics, SendResult
+from kvcoord.transport.link import FULL, SENT, UNREACHABLE, LinkLimits, LinkStatistics, SendResult
 
 SKIP_FACTOR: Final = 4
 """A message up to so many times `message_bytes_max` is dropped and its peer stays; as over ZeroMQ."""
@@ -24,33 +24,39 @@ _EARLY: Final = 0.8
 
 
 class Channel:
-    """Counts into the endpoint's statistics. `ended` is why nothing more comes in, empty while something may."""
+    """Counts into the endpoint's statistics.
 
-    __slots__ = ("_counts", "_limits", "_receive_timeout_s", "_socket", "_splitter", "_unsent", "_unsent_bytes", "ended")
+    `ended` is why nothing more comes in, empty while something may. `unsent` is what was taken for sending and is not
+    with the system yet: `flush` when there is room. `descriptor` is -1 once closed.
+    """
+
+    __slots__ = (
+        "_counts",
+        "_limits",
+        "_receive_timeout_s",
+        "_socket",
+        "_splitter",
+        "_unsent_bytes",
+        "descriptor",
+        "ended",
+        "unsent",
+    )
 
     def __init__(self, connected: socket.socket, limits: LinkLimits, counts: LinkStatistics) -> None:
         self._socket = connected
         self._limits, self._counts = limits, counts
         self._splitter = MessageSplitter(limits.message_bytes_max, limits.message_bytes_max * SKIP_FACTOR)
-        self._unsent: deque[bytes] = deque()
+        self.unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._receive_timeout_s = 0.0
+        self.descriptor = connected.fileno()
         self.ended = ""
-
-    @property
-    def descriptor(self) -> int:
-        return self._socket.fileno()
-
-    @property
-    def backlog(self) -> bool:
-        """Whether something taken for sending is not with the system yet: `flush` when there is room."""
-        return bool(self._unsent)
 
     def send(self, framed: bytes) -> SendResult:
         """Sends one framed message at once, or keeps what the system does not take, within the limits of the queue."""
         if self.ended:
-            return SendResult.UNREACHABLE
-        if self._unsent:
+            return UNREACHABLE
+        if self.unsent:
             return self._keep(framed)
         try:
             sent = self._socket.send(framed, _AT_ONCE)
@@ -58,28 +64,28 @@ class Channel:
             return self._keep(framed)
         except OSError:
             # Whoever reads learns why, after what the peer had said before.
-            return SendResult.UNREACHABLE
+            return UNREACHABLE
         if sent < len(framed):
             self._keep(framed[sent:])
-        return SendResult.SENT
+        return SENT
 
     def flush(self) -> None:
         """Sends what was kept, as far as the system takes it."""
-        while self._unsent:
-            first = self._unsent[0]
+        while self.unsent:
+            first = self.unsent[0]
             try:
                 sent = self._socket.send(first, _AT_ONCE)
             except BlockingIOError:
                 return
             except OSError:
-                self._unsent.clear()
+                self.unsent.clear()
                 self._unsent_bytes = 0
                 return
             self._unsent_bytes -= sent
             if sent < len(first):
-                self._unsent[0] = first[sent:]
+                self.unsent[0] = first[sent:]
             else:
-                self._unsent.popleft()
+                self.unsent.popleft()
 
     def receive(self) -> list[bytes]:
         """The messages in up to 64 KiB of what has arrived."""
@@ -117,6 +123,11 @@ class Channel:
             counts.messages_malformed += splitter.partial_bytes > 0
             self.ended = "closed by the peer"
             return []
+        message = splitter.only(chunk)
+        if message is not None:
+            counts.messages_received += 1
+            counts.bytes_received += len(message)
+            return [message]
         skipped = splitter.skipped
         messages = splitter.feed(chunk)
         counts.messages_received += len(messages)
@@ -139,15 +150,16 @@ class Channel:
         """Gives the descriptor back. A copy of it in a forked process does not keep the connection alive."""
         self.shut()
         self._socket.close()
+        self.descriptor = -1
 
     def _keep(self, framed: bytes) -> SendResult:
         limits = self._limits
         size_bytes = self._unsent_bytes + len(framed)
-        if len(self._unsent) >= limits.queue_messages_max or size_bytes > limits.queue_bytes_max:
-            return SendResult.FULL
-        self._unsent.append(framed)
+        if len(self.unsent) >= limits.queue_messages_max or size_bytes > limits.queue_bytes_max:
+            return FULL
+        self.unsent.append(framed)
         self._unsent_bytes = size_bytes
-        return SendResult.SENT
+        return SENT
 
 
 def timeval(seconds: float) -> bytes:

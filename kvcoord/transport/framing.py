@@ -38,6 +38,13 @@ class MessageSplitter:
         """Bytes of a message whose rest has not come."""
         return len(self._partial)
 
+    def only(self, chunk: bytes) -> bytes | None:
+        """The message that `chunk` is, if it is one whole message and nothing else: nearly all are. Else None."""
+        size_bytes = len(chunk) - PREFIX_BYTES
+        if size_bytes < 0 or size_bytes > self._message_bytes_max or self._partial or self._skip_bytes:
+            return None
+        return chunk[PREFIX_BYTES:] if _PREFIX.unpack_from(chunk)[0] == size_bytes else None
+
     def feed(self, chunk: bytes) -> list[bytes]:
         """The messages that end in `chunk`. Once a prefix was refused, always none."""
         if self.refused_bytes is not None:

@@ -18,7 +18,7 @@ Promised by all transports:
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -51,6 +51,12 @@ class SendResult(Enum):
     SENT = "sent"
     FULL = "full"
     UNREACHABLE = "unreachable"
+
+
+SENT: Final = SendResult.SENT
+FULL: Final = SendResult.FULL
+UNREACHABLE: Final = SendResult.UNREACHABLE
+"""For what is done with every message: looking a member up in its enum costs several times a global."""
 
 
 class LinkLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,10 +127,10 @@ class LinkStatistics(msgspec.Struct):
 
     def count_send(self, result: SendResult, size_bytes: int) -> None:
         """Count one message that `send` took or did not take."""
-        if result is SendResult.SENT:
+        if result is SENT:
             self.messages_sent += 1
             self.bytes_sent += size_bytes
-        elif result is SendResult.FULL:
+        elif result is FULL:
             self.sends_full += 1
         else:
             self.sends_unreachable += 1

@@ -16,6 +16,7 @@ from kvcoord.transport.address import parse_socket_path
 from kvcoord.transport.channel import Channel
 from kvcoord.transport.framing import prefix_length
 from kvcoord.transport.link import (
+    UNREACHABLE,
     Absent,
     Connected,
     ConnectionBatch,
@@ -81,10 +82,10 @@ class NodeConnection:
         check_message_size(payload, self._limits.message_bytes_max)
         channel = self._channel
         if channel is None or not self._presence.present:
-            result = SendResult.UNREACHABLE
+            result = UNREACHABLE
         else:
             result = channel.send(prefix_length(payload))
-            if channel.backlog:
+            if channel.unsent:
                 self._watch(channel)
         self._counts.count_send(result, len(payload))
         return result
@@ -108,7 +109,7 @@ class NodeConnection:
             self._set_timer(None)
             channel = self._channel
         linger_s = self._limits.linger_s if linger_s is None else linger_s
-        if channel is not None and channel.backlog and linger_s > 0:
+        if channel is not None and channel.unsent and linger_s > 0:
             self._flushed = asyncio.Event()
             try:
                 async with asyncio.timeout(linger_s):
@@ -223,7 +224,7 @@ class NodeConnection:
             channel = self._channel
             if channel is None:
                 return
-            if channel.backlog:
+            if channel.unsent:
                 channel.flush()
                 self._watch(channel)
                 self._tell_flushed(channel)
@@ -281,8 +282,8 @@ class NodeConnection:
     def _watch(self, channel: Channel) -> None:
         """Has the loop woken for what it has to do with this socket."""
         events = 0 if channel is self._borrowed else _READ
-        self._epoll.modify(channel.descriptor, events | _WRITE if channel.backlog else events)
+        self._epoll.modify(channel.descriptor, events | _WRITE if channel.unsent else events)
 
     def _tell_flushed(self, channel: Channel) -> None:
-        if self._flushed is not None and not channel.backlog:
+        if self._flushed is not None and not channel.unsent:
             self._flushed.set()

@@ -10,6 +10,7 @@ from kvcoord.transport.address import SocketFile, claim_socket_path
 from kvcoord.transport.channel import Channel
 from kvcoord.transport.framing import prefix_length
 from kvcoord.transport.link import (
+    UNREACHABLE,
     IDENTITY_BYTES_MAX,
     LinkLimits,
     LinkStatistics,
@@ -82,16 +83,15 @@ class NodeListener:
         if payload is not self._framed[0]:
             check_message_size(payload, self._limits.message_bytes_max)
             self._framed = payload, prefix_length(payload)
-        counts = self._counts
         there = self._peers.get(peer)
-        result = SendResult.UNREACHABLE if there is None else there.channel.send(self._framed[1])
-        if there is None or result is not SendResult.SENT:
-            counts.count_send(result, len(payload))
-            return result
-        counts.messages_sent += 1
-        counts.bytes_sent += len(payload)
-        if there.channel.backlog:
-            self._epoll.modify(there.channel.descriptor, _READ_AND_WRITE)
+        if there is None:
+            self._counts.count_send(UNREACHABLE, len(payload))
+            return UNREACHABLE
+        channel = there.channel
+        result = channel.send(self._framed[1])
+        self._counts.count_send(result, len(payload))
+        if channel.unsent:
+            self._epoll.modify(channel.descriptor, _READ_AND_WRITE)
         return result
 
     def statistics(self) -> LinkStatistics:
@@ -147,7 +147,7 @@ class NodeListener:
         channel = peer.channel
         if events & select.EPOLLOUT:
             channel.flush()
-            if not channel.backlog:
+            if not channel.unsent:
                 self._epoll.modify(channel.descriptor, _READ)
         if events & ~select.EPOLLOUT:
             messages = channel.receive()
@@ -238,7 +238,7 @@ class NodeListener:
     # --- closing --------------------------------------------------------------------------------------------------
 
     def _unflushed(self) -> bool:
-        return any(peer.channel.backlog for peer in self._by_descriptor.values())
+        return any(peer.channel.unsent for peer in self._by_descriptor.values())
 
     def _tell_flushed(self) -> None:
         if self._flushed is not None and not self._unflushed():
