@@ -4,7 +4,8 @@ The decoder checks length, version and every field's type; `checked` adds the ra
 never executes or allocates anything in proportion to more than the frame's own size.
 """
 
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -62,7 +63,8 @@ class Decoder(Generic[T]):
             message = self._decoder.decode(memoryview(payload)[1:])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
             raise FrameMalformed(str(error), size) from None
-        cause = _out_of_range(message)
+        check = _CHECKS.get(type(message))
+        cause = "" if check is None else check(message)
         if cause:
             raise FrameMalformed(cause, size)
         return message
@@ -78,23 +80,13 @@ def coordinator_decoder(message_bytes_max: int = MESSAGE_BYTES_MAX) -> Decoder[F
     return Decoder(FromCoordinator, message_bytes_max)
 
 
-def _out_of_range(message: object) -> str:
-    """Why the message cannot be meant, or an empty string. Types are already right here."""
-    if isinstance(message, Frame):
-        return _frame_out_of_range(message)
-    if isinstance(message, StreamVote):
-        return _vote_out_of_range(message.vote)
-    if isinstance(message, StreamAck):
-        return _ack_out_of_range(message.ack)
-    if isinstance(message, Accept):
-        return _report_out_of_range(message.report)
-    if isinstance(message, Hello):
-        if message.world_size <= 0:
-            return f"world size {message.world_size} is not positive"
-        if not 0 <= epoch_number(message.epoch) < EPOCH_NUMBER_MAX:
-            return f"epoch {message.epoch} cannot be"
-        if not 0 < len(message.group) <= OPERATION_ID_LENGTH_MAX:
-            return f"group name of {len(message.group)} characters, allowed are 1 to {OPERATION_ID_LENGTH_MAX}"
+def _hello_out_of_range(hello: Hello) -> str:
+    if hello.world_size <= 0:
+        return f"world size {hello.world_size} is not positive"
+    if not 0 <= epoch_number(hello.epoch) < EPOCH_NUMBER_MAX:
+        return f"epoch {hello.epoch} cannot be"
+    if not 0 < len(hello.group) <= OPERATION_ID_LENGTH_MAX:
+        return f"group name of {len(hello.group)} characters, allowed are 1 to {OPERATION_ID_LENGTH_MAX}"
     return ""
 
 
@@ -144,3 +136,13 @@ def _report_out_of_range(report: Report) -> str:
     if any(free < 0 for free in report.free):
         return "a free count is negative"
     return ""
+
+
+_CHECKS: Final[dict[type, Callable[[Any], str]]] = {
+    Frame: _frame_out_of_range,
+    StreamVote: lambda message: _vote_out_of_range(message.vote),
+    StreamAck: lambda message: _ack_out_of_range(message.ack),
+    Accept: lambda message: _report_out_of_range(message.report),
+    Hello: _hello_out_of_range,
+}
+"""By message: why it cannot be meant, or an empty string. Types are already right there."""

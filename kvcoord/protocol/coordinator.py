@@ -48,10 +48,10 @@ class CoordinatorMachine:
     def step(self, peer: bytes, message: FromRank, now: float) -> list[CoordinatorEffect]:
         """One message. StatusRequest is the shell's to answer and is not accepted here."""
         self.messages += 1
-        if isinstance(message, Hello):
+        if type(message) is Hello:
             return self._hello(peer, message, now)
         group = self._group_of.get(peer)
-        if group is None or isinstance(message, StatusRequest):
+        if group is None or type(message) is StatusRequest:
             self._ignore("unknown_peer")
             return [Send((peer,), Rejoin(self.incarnation))]
         effects = group.step(peer, message, now)

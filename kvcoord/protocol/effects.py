@@ -1,7 +1,12 @@
 """What a machine wants done next. The shell performs effects in order; the simulation does the same.
 
 None can be part of a cycle, so the garbage collector need not follow them.
+
+Those of every round and decision are final, as such messages are: `type(effect) is SendUp` asks in a fifth of the time
+that `isinstance` takes to say no to a struct.
 """
+
+from typing import final
 
 import msgspec
 
@@ -9,6 +14,7 @@ from kvcoord.domain import Rank
 from kvcoord.protocol.messages import Activate, Entry, FromCoordinator, FromRank
 
 
+@final
 class Send(msgspec.Struct, frozen=True, gc=False):
     """Coordinator: one message to these peers. The shell encodes it once for all of them."""
 
@@ -16,6 +22,7 @@ class Send(msgspec.Struct, frozen=True, gc=False):
     message: FromCoordinator
 
 
+@final
 class Note(msgspec.Struct, frozen=True, gc=False):
     """For people and recorders only: something that should be seen. Steers nothing."""
 
@@ -24,6 +31,7 @@ class Note(msgspec.Struct, frozen=True, gc=False):
     detail: dict[str, object] = {}
 
 
+@final
 class SendUp(msgspec.Struct, frozen=True, gc=False):
     """Rank: one message to the coordinator it is attached to."""
 
@@ -36,6 +44,7 @@ class Attach(msgspec.Struct, frozen=True, gc=False):
     index: int
 
 
+@final
 class Apply(msgspec.Struct, frozen=True, gc=False):
     """Rank: the next entry of the stream, in sequence."""
 
@@ -49,6 +58,7 @@ class Activated(msgspec.Struct, frozen=True, gc=False):
     fresh: bool
 
 
+@final
 class VerdictReady(msgspec.Struct, frozen=True, gc=False):
     """Rank: the verdict of this round has come and can be taken."""
 

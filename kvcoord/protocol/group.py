@@ -126,21 +126,21 @@ class GroupMachine:
 
     def step(self, peer: bytes, message: FromRank, now: float) -> list[CoordinatorEffect]:
         """One message from a peer of this group."""
-        if isinstance(message, Hello):
+        if type(message) is Hello:
             return self.membership.hello(peer, message, now)
         rank = self.membership.rank_of(peer)
         if rank is None:
             self._ignore("unknown_peer")
             return [Send((peer,), Rejoin(self._incarnation))]
         self.membership.members[rank].last_heard = now
-        if isinstance(message, Heartbeat):
+        if type(message) is Heartbeat:
             return self.membership.heartbeat(rank, message, self.stream.sequence)
-        if isinstance(message, Accept):
+        if type(message) is Accept:
             effects = self.membership.accept(rank, message, now)
             return effects + self._activate(now) if self.membership.complete() else effects
-        if isinstance(message, Leave):
+        if type(message) is Leave:
             return self.membership.leave(rank, now)
-        if isinstance(message, StatusRequest):
+        if type(message) is StatusRequest:
             self._ignore("unexpected")
             return []
         if self.membership.state is not _ACTIVE or message.epoch != self.membership.epoch:
@@ -226,17 +226,17 @@ class GroupMachine:
     def _work(
         self, rank: Rank, message: Frame | StreamVote | StreamAck | FetchEntries | OperationLog, now: float
     ) -> list[CoordinatorEffect]:
-        if isinstance(message, Frame):
+        if type(message) is Frame:
             return self._frame(rank, message, now)
-        if isinstance(message, StreamVote):
+        if type(message) is StreamVote:
             return self._vote(rank, message, now)
-        if isinstance(message, StreamAck):
+        if type(message) is StreamAck:
             if message.ack.operation not in self.transfers and not self.stream.reaches(message.sequence):
                 self._ignore("ack_too_old")
                 return []
             completion = self.transfers.record(rank, message.ack, now)
             return [] if completion is None else self._ended([completion])
-        if isinstance(message, FetchEntries):
+        if type(message) is FetchEntries:
             return self._fetch_entries(rank, message, now)
         return self._diverged(self._watch.log(rank, message))
 

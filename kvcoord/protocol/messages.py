@@ -5,9 +5,11 @@ Each is a msgpack array whose first element is the tag. An `epoch` is one 64-bit
 never make the same one.
 
 None can be part of a cycle, so the garbage collector need not follow them (`gc=False`): a coordinator holds thousands.
+Final are those that are told apart by `type(message) is Frame`, which takes a fifth of the time that `isinstance` takes
+to say no to a struct.
 """
 
-from typing import Final
+from typing import Final, final
 
 import msgspec
 
@@ -101,6 +103,7 @@ Entry = Decision | Completion
 """What the stream's sequence numbers."""
 
 
+@final
 class Numbered(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=33):
     """The next entry of the stream, in this epoch."""
 
@@ -108,6 +111,7 @@ class Numbered(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
     entry: Entry
 
 
+@final
 class Verdict(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=32):
     """The outcome of one round. `capacity`: per pool the minimum over ranks of the pages free at their frame.
 
@@ -122,6 +126,7 @@ class Verdict(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froze
     absent: list[Rank] = []
 
 
+@final
 class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=10):
     """All that one rank has to say at its step `round`: votes and acks since its last frame, free pages, digest.
 
@@ -161,6 +166,7 @@ class Report(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     held: int = 0
 
 
+@final
 class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=1):
     """A rank asks to join. `attach` counts this life's attachments, so that late ones are told apart."""
 
@@ -174,6 +180,7 @@ class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=
     fingerprint: dict[str, str | int]
 
 
+@final
 class Accept(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=2):
     """A rank takes the proposed epoch and reports what it knows. From here on it takes nothing older."""
 
@@ -181,6 +188,7 @@ class Accept(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     report: Report
 
 
+@final
 class Heartbeat(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=3):
     """Sent while the group works, also when idle. `sequence` is the last stream entry applied.
 
@@ -192,6 +200,7 @@ class Heartbeat(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fro
     probe: int = 0
 
 
+@final
 class StreamVote(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=4):
     """A vote that does not wait for a frame.
 
@@ -203,6 +212,7 @@ class StreamVote(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fr
     sequence: int = 0
 
 
+@final
 class StreamAck(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=5):
     """An ack that does not wait for a frame. `sequence` as in StreamVote."""
 
@@ -211,6 +221,7 @@ class StreamAck(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fro
     sequence: int = 0
 
 
+@final
 class FetchEntries(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=6):
     """A gap in the stream: send the entries after `sequence` again."""
 
@@ -218,12 +229,14 @@ class FetchEntries(msgspec.Struct, array_like=True, forbid_unknown_fields=True, 
     sequence: int
 
 
+@final
 class Leave(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=8):
     """This rank ends in good order."""
 
     epoch: int
 
 
+@final
 class OperationLog(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=9):
     """A rank's answer to LogRequest: its last applied events, oldest first, as (event, digest after it)."""
 
@@ -232,6 +245,7 @@ class OperationLog(msgspec.Struct, array_like=True, forbid_unknown_fields=True, 
     events: list[tuple[str, int]]
 
 
+@final
 class StatusRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=20):
     """Anybody may ask a coordinator for its status."""
 
@@ -257,6 +271,7 @@ class Waiting(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froze
     held: Rank = -1
 
 
+@final
 class Refused(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=41):
     """The answer to a Hello that can never be accepted: which field, whose values."""
 
@@ -297,6 +312,7 @@ class Activate(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
     held_most: int = 0
 
 
+@final
 class Alive(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=44):
     """The answer to a heartbeat; with a `probe` number it asks for one that repeats the number.
 

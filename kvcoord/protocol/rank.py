@@ -190,13 +190,13 @@ class RankMachine:
         if membership.ended:
             return []
         membership.attachment.heard(now)
-        if isinstance(message, Numbered):
+        if type(message) is Numbered:
             return self._entry(message)
-        if isinstance(message, Verdict):
+        if type(message) is Verdict:
             if not self.active or message.epoch != self.epoch:
                 return self._ignore("stale_epoch")
             return self._take_verdict(message)
-        if isinstance(message, Alive):
+        if type(message) is Alive:
             return self._alive(message)
         if isinstance(message, Waiting):
             return membership.waiting(message)

@@ -221,7 +221,7 @@ class Coordinator:
                     continue
                 received[type(message)] += 1
                 note_message(recorder, peer, message)
-                if isinstance(message, StatusRequest):
+                if type(message) is StatusRequest:
                     asked.append((peer, message))
                 else:
                     effects += step(peer, message, now)
@@ -299,11 +299,11 @@ class Coordinator:
         """
         listeners = self._listeners
         for effect in effects:
-            if isinstance(effect, Note):
+            if type(effect) is Note:
                 self._note(effect, now)
                 continue
             message = effect.message
-            if isinstance(message, Refused):
+            if type(message) is Refused:
                 self._joins_refused[message.reason] = self._joins_refused.get(message.reason, 0) + 1
             payload = encode(message)
             note_message(self.recorder, effect.peers[0] if effect.peers else NO_PEER, message)

@@ -53,7 +53,7 @@ Arguments = TypeVarTuple("Arguments")
 
 _INCARNATION_BYTES: Final = 7
 
-_STEADY: Final = (Numbered, Verdict, Alive)
+_STEADY: Final = frozenset({Numbered, Verdict, Alive})
 """Messages of a group that works. None of them brings a deadline forward."""
 
 _now = time.monotonic
@@ -196,7 +196,7 @@ class MemberLoop:
                 log.error("the member stops", exc_info=error)
                 self.fail(as_known(error))
                 return
-            steady = steady and isinstance(message, _STEADY)
+            steady = steady and type(message) in _STEADY
         if steady:
             return
         if threading.get_ident() == self._thread:
@@ -235,13 +235,13 @@ class MemberLoop:
     def _carry_out(self, effects: list[RankEffect]) -> None:
         board = self._board
         for effect in effects:
-            if isinstance(effect, SendUp):
+            if type(effect) is SendUp:
                 self._uplink.send(encode(effect.message))
-            elif isinstance(effect, VerdictReady):
+            elif type(effect) is VerdictReady:
                 verdict = self.machine.rounds.verdict(effect.round)
                 if verdict is not None:
                     board.post_verdict(verdict)
-            elif isinstance(effect, Apply):
+            elif type(effect) is Apply:
                 self._applied(effect.entry)
             elif isinstance(effect, Attach):
                 self._uplink.attach(effect.index, self._incarnation)

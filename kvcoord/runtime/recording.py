@@ -73,15 +73,15 @@ def note_message(recorder: FlightRecorder, peer: bytes, message: Message) -> Non
     kind = _BY_REFERENCE.get(type(message))
     if kind is not None:
         operation, weight = "", 1
-        if isinstance(message, Frame):
+        if type(message) is Frame:
             weight += len(message.votes) + len(message.acks)
-        elif isinstance(message, Verdict):
+        elif type(message) is Verdict:
             weight += len(message.decisions) + len(message.completions)
-        elif isinstance(message, Numbered):
+        elif type(message) is Numbered:
             operation = message.entry.operation
-        elif isinstance(message, StreamVote):
+        elif type(message) is StreamVote:
             operation = message.vote.operation
-        elif isinstance(message, StreamAck):
+        elif type(message) is StreamAck:
             operation = message.ack.operation
         recorder.record(monotonic(), kind, operation, (peer, message), weight)
         return

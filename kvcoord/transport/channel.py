@@ -90,12 +90,13 @@ class Channel:
     def receive(self) -> list[bytes]:
         """The messages in up to 64 KiB of what has arrived."""
         try:
-            return self.feed(self._socket.recv(_RECEIVE_BYTES, _AT_ONCE))
+            chunk = self._socket.recv(_RECEIVE_BYTES, _AT_ONCE)
         except BlockingIOError:
             return []
         except OSError as error:
             self.ended = f"connection broke: {error.strerror or error}"
             return []
+        return self.feed(chunk)
 
     def wait(self, timeout_s: float) -> bytes | None:
         """Waits for up to 64 KiB, for `feed`. None: nothing has come yet. Empty: nothing will, see `ended`.
@@ -119,15 +120,15 @@ class Channel:
     def feed(self, chunk: bytes) -> list[bytes]:
         """The messages that end in what was received; nothing received is the end."""
         splitter, counts = self._splitter, self._counts
-        if not chunk:
-            counts.messages_malformed += splitter.partial_bytes > 0
-            self.ended = "closed by the peer"
-            return []
         message = splitter.only(chunk)
         if message is not None:
             counts.messages_received += 1
             counts.bytes_received += len(message)
             return [message]
+        if not chunk:
+            counts.messages_malformed += splitter.partial_bytes > 0
+            self.ended = "closed by the peer"
+            return []
         skipped = splitter.skipped
         messages = splitter.feed(chunk)
         counts.messages_received += len(messages)

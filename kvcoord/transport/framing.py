@@ -6,6 +6,7 @@ from typing import Final
 from kvcoord.transport.link import PREFIX_BYTES
 
 _PREFIX: Final = struct.Struct("<I")
+_length = _PREFIX.unpack_from
 
 
 def prefix_length(payload: bytes) -> bytes:
@@ -41,9 +42,9 @@ class MessageSplitter:
     def only(self, chunk: bytes) -> bytes | None:
         """The message that `chunk` is, if it is one whole message and nothing else: nearly all are. Else None."""
         size_bytes = len(chunk) - PREFIX_BYTES
-        if size_bytes < 0 or size_bytes > self._message_bytes_max or self._partial or self._skip_bytes:
+        if not 0 <= size_bytes <= self._message_bytes_max or self._partial or self._skip_bytes:
             return None
-        return chunk[PREFIX_BYTES:] if _PREFIX.unpack_from(chunk)[0] == size_bytes else None
+        return chunk[PREFIX_BYTES:] if _length(chunk)[0] == size_bytes else None
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The messages that end in `chunk`. Once a prefix was refused, always none."""
@@ -67,7 +68,7 @@ class MessageSplitter:
         messages: list[bytes] = []
         start, end = 0, len(data)
         while end - start >= PREFIX_BYTES:
-            (size_bytes,) = _PREFIX.unpack_from(data, start)
+            (size_bytes,) = _length(data, start)
             body = start + PREFIX_BYTES
             if size_bytes > self._message_bytes_max:
                 if size_bytes > self._skip_bytes_max:

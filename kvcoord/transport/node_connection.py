@@ -16,6 +16,7 @@ from kvcoord.transport.address import parse_socket_path
 from kvcoord.transport.channel import Channel
 from kvcoord.transport.framing import prefix_length
 from kvcoord.transport.link import (
+    SENT,
     UNREACHABLE,
     Absent,
     Connected,
@@ -80,14 +81,17 @@ class NodeConnection:
     def send(self, payload: bytes) -> SendResult:
         """As `link.Connection.send`."""
         check_message_size(payload, self._limits.message_bytes_max)
-        channel = self._channel
-        if channel is None or not self._presence.present:
-            result = UNREACHABLE
-        else:
+        channel, counts = self._channel, self._counts
+        result = UNREACHABLE
+        if channel is not None and self._presence.present:
             result = channel.send(prefix_length(payload))
             if channel.unsent:
                 self._watch(channel)
-        self._counts.count_send(result, len(payload))
+        if result is SENT:
+            counts.messages_sent += 1
+            counts.bytes_sent += len(payload)
+        else:
+            counts.count_send(result, len(payload))
         return result
 
     def statistics(self) -> LinkStatistics:

@@ -10,6 +10,7 @@ from kvcoord.transport.address import SocketFile, claim_socket_path
 from kvcoord.transport.channel import Channel
 from kvcoord.transport.framing import prefix_length
 from kvcoord.transport.link import (
+    SENT,
     UNREACHABLE,
     IDENTITY_BYTES_MAX,
     LinkLimits,
@@ -32,7 +33,8 @@ _LOOKS_MAX: Final = 8
 """Looks at the sockets in one wake-up: what comes while a batch is worked on need not wait for the next one."""
 
 _READ: Final = select.EPOLLIN
-_READ_AND_WRITE: Final = select.EPOLLIN | select.EPOLLOUT
+_WRITE: Final = select.EPOLLOUT
+_READ_AND_WRITE: Final = _READ | _WRITE
 
 Batch = list[tuple[bytes, bytes]]
 
@@ -87,9 +89,13 @@ class NodeListener:
         if there is None:
             self._counts.count_send(UNREACHABLE, len(payload))
             return UNREACHABLE
-        channel = there.channel
+        channel, counts = there.channel, self._counts
         result = channel.send(self._framed[1])
-        self._counts.count_send(result, len(payload))
+        if result is SENT:
+            counts.messages_sent += 1
+            counts.bytes_sent += len(payload)
+        else:
+            counts.count_send(result, len(payload))
         if channel.unsent:
             self._epoll.modify(channel.descriptor, _READ_AND_WRITE)
         return result
@@ -145,17 +151,18 @@ class NodeListener:
 
     def _serve(self, peer: _Peer, events: int, batch: Batch, gone: list[_Peer]) -> None:
         channel = peer.channel
-        if events & select.EPOLLOUT:
+        if events & _WRITE:
             channel.flush()
             if not channel.unsent:
                 self._epoll.modify(channel.descriptor, _READ)
-        if events & ~select.EPOLLOUT:
+        if events != _WRITE:
             messages = channel.receive()
             name = peer.name
             if messages and not name:
                 name = self._introduced(peer, messages.pop(0), batch)
             if name:
-                batch += [(name, message) for message in messages]
+                for message in messages:
+                    batch.append((name, message))
         if channel.ended:
             gone.append(peer)
 
