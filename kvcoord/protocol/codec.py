@@ -110,6 +110,13 @@ def _frame_out_of_range(frame: Frame) -> str:
     return ""
 
 
+def _stream_vote_out_of_range(message: StreamVote) -> str:
+    vote = message.vote
+    if not 0 < len(vote.operation) <= OPERATION_ID_LENGTH_MAX or vote.participants < 0 or not vote.yes:
+        return _vote_out_of_range(vote)
+    return ""
+
+
 def _vote_out_of_range(vote: Vote) -> str:
     if not 0 < len(vote.operation) <= OPERATION_ID_LENGTH_MAX:
         return f"operation id of {len(vote.operation)} characters, allowed are 1 to {OPERATION_ID_LENGTH_MAX}"
@@ -140,7 +147,7 @@ def _report_out_of_range(report: Report) -> str:
 
 _CHECKS: Final[dict[type, Callable[[Any], str]]] = {
     Frame: _frame_out_of_range,
-    StreamVote: lambda message: _vote_out_of_range(message.vote),
+    StreamVote: _stream_vote_out_of_range,
     StreamAck: lambda message: _ack_out_of_range(message.ack),
     Accept: lambda message: _report_out_of_range(message.report),
     Hello: _hello_out_of_range,

@@ -55,7 +55,8 @@ class CoordinatorMachine:
             self._ignore("unknown_peer")
             return [Send((peer,), Rejoin(self.incarnation))]
         effects = group.step(peer, message, now)
-        self._after(group, now)
+        if group.membership.released or not group.members or self._empty_since:
+            self._after(group, now)
         return effects
 
     def malformed(self, peer: bytes, error: FrameError) -> list[CoordinatorEffect]:

@@ -146,6 +146,10 @@ class GroupMachine:
         if self.membership.state is not _ACTIVE or message.epoch != self.membership.epoch:
             self._ignore("stale_epoch")
             return []
+        if type(message) is Frame:
+            return self._frame(rank, message, now)
+        if type(message) is StreamVote:
+            return self._vote(rank, message, now)
         return self._work(rank, message, now)
 
     def holds(self, peer: bytes) -> bool:
@@ -224,12 +228,8 @@ class GroupMachine:
     # --- work -----------------------------------------------------------------------------------------------------
 
     def _work(
-        self, rank: Rank, message: Frame | StreamVote | StreamAck | FetchEntries | OperationLog, now: float
+        self, rank: Rank, message: StreamAck | FetchEntries | OperationLog, now: float
     ) -> list[CoordinatorEffect]:
-        if type(message) is Frame:
-            return self._frame(rank, message, now)
-        if type(message) is StreamVote:
-            return self._vote(rank, message, now)
         if type(message) is StreamAck:
             if message.ack.operation not in self.transfers and not self.stream.reaches(message.sequence):
                 self._ignore("ack_too_old")
@@ -281,11 +281,14 @@ class GroupMachine:
         return effects
 
     def _vote(self, rank: Rank, message: StreamVote, now: float) -> list[CoordinatorEffect]:
-        known = self.stream.decided(message.vote.operation)
-        if known is None and not self.stream.votes_on(message.vote.operation, message.sequence):
-            self._ignore("vote_too_old")
-            return []
-        decision = self.stream.vote(rank, message.vote, now)
+        stream, operation = self.stream, message.vote.operation
+        known = None
+        if operation not in stream.open:
+            known = stream.decided(operation)
+            if known is None and not stream.votes_on(operation, message.sequence):
+                self._ignore("vote_too_old")
+                return []
+        decision = stream.vote(rank, message.vote, now)
         if known is not None:
             return [Send((self.members[rank].peer,), Numbered(self.epoch, known))]
         return [] if decision is None else [self._numbered(decision)]

@@ -149,9 +149,10 @@ class RankMachine:
         A second vote for one operation changes nothing. While the group is suspended a vote is kept: the next epoch
         aborts what was in doubt before it, and hears what was said later.
         """
-        if not self.stream.vote(vote, now) or not self.active:
+        membership = self.membership
+        if not self.stream.vote(vote, now) or not membership.active:
             return []
-        return [SendUp(StreamVote(self.epoch, vote, self.stream.sequence))]
+        return [SendUp(StreamVote(membership.epoch, vote, self.stream.sequence))]
 
     def decided(self, operation: OperationId) -> Decision | None:
         """The decision of a stream operation that has been applied lately."""
@@ -213,7 +214,8 @@ class RankMachine:
         return self._other(message)
 
     def _entry(self, message: Numbered) -> list[RankEffect]:
-        if not self.active or message.epoch != self.epoch:
+        membership = self.membership
+        if not membership.active or message.epoch != membership.epoch:
             return self._ignore("stale_epoch")
         if self.stream.take(message.entry):
             return [Apply(message.entry)]

@@ -28,7 +28,8 @@ class _Open:
 class StreamTable:
     """Open ballots and the sequence of one group. Every entry that is returned has been numbered and logged.
 
-    Every ballot has the same timeout and `now` never goes back, so they are opened in order of their deadlines.
+    Every ballot has the same timeout and `now` never goes back, so they are opened in order of their deadlines: `open`
+    has them by operation, for whoever wants to know whether there is one.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class StreamTable:
         self._transfers = transfers
         self._vote_timeout_s = vote_timeout_s
         self._open_max = operations_open_max
-        self._open: OrderedDict[OperationId, _Open] = OrderedDict()
+        self.open: OrderedDict[OperationId, _Open] = OrderedDict()
         self._log: deque[Entry] = deque(maxlen=entries_kept_max)
         self._decided: OrderedDict[OperationId, Decision] = OrderedDict()
         self._decided_max = entries_kept_max
@@ -51,7 +52,7 @@ class StreamTable:
         self.ignored: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self.open)
 
     def decided(self, operation: OperationId) -> Decision | None:
         """The decision of an operation that ended lately."""
@@ -66,15 +67,15 @@ class StreamTable:
         if vote.operation in self._decided:
             self._count("vote_after_decision")
             return None
-        entry = self._open.get(vote.operation)
+        entry = self.open.get(vote.operation)
         if entry is None:
             ballot = Ballot(vote, self._everyone)
             if not ballot.participants >> rank & 1:
                 self._count(f"vote_{Tally.NOT_PARTICIPANT.value}")
                 return None
-            if len(self._open) + len(self._transfers) >= self._open_max:
+            if len(self.open) + len(self._transfers) >= self._open_max:
                 return self.abort(vote.operation, Reason.LIMIT, rank)
-            entry = self._open[vote.operation] = _Open(ballot, now + self._vote_timeout_s)
+            entry = self.open[vote.operation] = _Open(ballot, now + self._vote_timeout_s)
         ballot = entry.ballot
         tally = ballot.record(rank, vote)
         if tally is not RECORDED:
@@ -92,8 +93,8 @@ class StreamTable:
     def expire(self, now: float) -> list[Decision]:
         """ABORT(vote_timeout) for ballots whose deadline has passed, naming the first rank that did not vote."""
         decisions = []
-        while self._open:
-            operation, entry = next(iter(self._open.items()))
+        while self.open:
+            operation, entry = next(iter(self.open.items()))
             if entry.deadline > now:
                 break
             decisions.append(self.abort(operation, Reason.VOTE_TIMEOUT, entry.ballot.missing()[0]))
@@ -101,7 +102,7 @@ class StreamTable:
 
     def abort_all(self, reason: Reason, rank: Rank) -> list[Decision]:
         """ABORT for everything open."""
-        return [self.abort(operation, reason, rank) for operation in list(self._open)]
+        return [self.abort(operation, reason, rank) for operation in list(self.open)]
 
     def abort(
         self, operation: OperationId, reason: Reason, rank: Rank, shortfall: dict[PoolName, int] | None = None
@@ -126,7 +127,7 @@ class StreamTable:
 
         It may not when a decision on it may have been forgotten: a second one would be made.
         """
-        return operation in self._open or self.reaches(sequence)
+        return operation in self.open or self.reaches(sequence)
 
     def after(self, sequence: int) -> list[Entry] | None:
         """Entries after `sequence`, or None when the log no longer reaches back so far."""
@@ -138,7 +139,7 @@ class StreamTable:
 
     def resume(self, entries: list[Entry], sequence: int) -> None:
         """Takes over what the ranks know: the merged recent entries and the last number any of them has."""
-        self._open.clear()
+        self.open.clear()
         self._log.clear()
         self._decided.clear()
         self._log.extend(entries)
@@ -149,14 +150,14 @@ class StreamTable:
 
     def deadline(self) -> float | None:
         """When the oldest open ballot expires."""
-        return next(iter(self._open.values())).deadline if self._open else None
+        return next(iter(self.open.values())).deadline if self.open else None
 
     def operations(self) -> list[tuple[OperationId, OperationKind, list[Rank]]]:
         """Open operations with the ranks that have not voted: for status pages."""
-        return [(operation, entry.ballot.kind, entry.ballot.missing()) for operation, entry in self._open.items()]
+        return [(operation, entry.ballot.kind, entry.ballot.missing()) for operation, entry in self.open.items()]
 
     def _log_decision(self, decision: Decision) -> Decision:
-        self._open.pop(decision.operation, None)
+        self.open.pop(decision.operation, None)
         self.sequence = decision.sequence
         self._log.append(decision)
         self._remember(decision)

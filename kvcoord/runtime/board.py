@@ -20,15 +20,18 @@ Held = TypeVar("Held")
 
 
 class Board:
-    """One thread posts, another takes. Bounded by the lag and by the decisions that the engine waits for."""
+    """One thread posts, another takes. Bounded by the lag and by the decisions that the engine waits for.
+
+    `verdicts` and `decisions` are what was posted and not taken, `failure` is why nothing more will come.
+    """
 
     def __init__(self) -> None:
         self.capacity: Sequence[int] | None = None
         """Agreed free counts at activation; None before the group worked for the first time."""
-        self._verdicts: dict[int, Verdict] = {}
-        self._decisions: dict[OperationId, Decision] = {}
+        self.verdicts: dict[int, Verdict] = {}
+        self.decisions: dict[OperationId, Decision] = {}
         self._wanted: set[OperationId] = set()
-        self._failure: KvcoordError | None = None
+        self.failure: KvcoordError | None = None
         self._changed: SimpleQueue[None] = SimpleQueue()
         """A token for each change while somebody waits. One that is left over makes the next wait look once more."""
         self._waiting = False
@@ -41,19 +44,19 @@ class Board:
         self._wake()
 
     def post_verdict(self, verdict: Verdict) -> None:
-        self._verdicts[verdict.round] = verdict
+        self.verdicts[verdict.round] = verdict
         self._wake()
 
     def post_decision(self, decision: Decision) -> None:
         """Keeps the decision if the engine waits for it."""
         if decision.operation in self._wanted:
-            self._decisions[decision.operation] = decision
+            self.decisions[decision.operation] = decision
             self._wake()
 
     def fail(self, error: KvcoordError) -> None:
         """Nothing more will come. The first error counts."""
-        if self._failure is None:
-            self._failure = error
+        if self.failure is None:
+            self.failure = error
             self._wake()
 
     def _wake(self) -> None:
@@ -65,37 +68,25 @@ class Board:
 
     def raise_failure(self) -> None:
         """Raises why the membership is over, if it is."""
-        if self._failure is not None:
-            raise copy.copy(self._failure)
-
-    def has_verdict(self, round_number: int) -> bool:
-        """Whether `take_verdict` would not wait."""
-        return round_number in self._verdicts or self._failure is not None
+        if self.failure is not None:
+            raise copy.copy(self.failure)
 
     def take_verdict(self, round_number: int, give_up_at: float) -> Verdict | None:
         """The verdict of this round; None when it has not come in time. Raises the failure."""
-        verdict = self._verdicts.pop(round_number, None)
-        if verdict is not None:
-            self.raise_failure()
-            return verdict
-        return self._wait(lambda: self._verdicts.pop(round_number, None), give_up_at)
+        return self._wait(lambda: self.verdicts.pop(round_number, None), give_up_at)
 
     def want(self, operation: OperationId) -> None:
         """The decision of this operation will be asked for."""
         self._wanted.add(operation)
 
-    def has_decision(self, operation: OperationId) -> bool:
-        """Whether `take_decision` would not wait."""
-        return operation in self._decisions or self._failure is not None
-
     def take_decision(self, operation: OperationId, give_up_at: float) -> Decision | None:
         """A decision that is wanted; None when it has not come in time. Raises the failure."""
         try:
-            decision = self._decisions.pop(operation, None)
+            decision = self.decisions.pop(operation, None)
             if decision is not None:
                 self.raise_failure()
                 return decision
-            return self._wait(lambda: self._decisions.pop(operation, None), give_up_at)
+            return self._wait(lambda: self.decisions.pop(operation, None), give_up_at)
         finally:
             self._wanted.discard(operation)
 

@@ -16,8 +16,8 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Container, Sequence
+from typing import Any, Final, TypeVar
 
 import uvloop
 
@@ -27,6 +27,8 @@ from kvcoord.protocol.messages import Ack, Decision, Verdict, Vote
 from kvcoord.runtime.board import Board
 from kvcoord.runtime.member_loop import EventLog, MemberLoop, as_known
 from kvcoord.transport.link import BorrowedConnection
+
+Key = TypeVar("Key", int, str)
 
 _MARGIN_S: Final = 5.0
 """How much later than the machine's own deadlines a wait gives up: then the member's thread itself does not answer."""
@@ -97,15 +99,13 @@ class Member:
 
         Raises GroupLost or Diverged with the cause, DeadlineExceeded when even the member's thread does not answer.
         """
-        board, inner = self._board, self._opened_loop()
+        board = self._board
+        verdict = board.verdicts.pop(round_number, None)
+        if verdict is not None:
+            board.raise_failure()
+            return verdict
         give_up_at = time.monotonic() + self._wait_limit_s
-        if not board.has_verdict(round_number):
-            link = inner.borrow()
-            if link is not None:
-                try:
-                    _pump(link, lambda: board.has_verdict(round_number), give_up_at)
-                finally:
-                    link.give_back()
+        self._read(self._opened_loop().borrow(), board.verdicts, round_number, give_up_at)
         verdict = board.take_verdict(round_number, give_up_at)
         if verdict is None:
             raise DeadlineExceeded(f"verdict {round_number}", "group_deadline_s", self._wait_limit_s)
@@ -119,19 +119,24 @@ class Member:
         board, inner, operation = self._board, self._opened_loop(), vote.operation
         give_up_at = time.monotonic() + self._wait_limit_s
         board.want(operation)
-        # Borrowed before the vote goes out, so that its answer wakes nobody else.
-        link = inner.borrow()
-        try:
-            inner.say(inner.vote, vote)
-            if link is not None:
-                _pump(link, lambda: board.has_decision(operation), give_up_at)
-        finally:
-            if link is not None:
-                link.give_back()
+        self._read(inner.ask(vote), board.decisions, operation, give_up_at)
         decision = board.take_decision(operation, give_up_at)
         if decision is None:
             raise DeadlineExceeded(f"decision of {operation}", "group_deadline_s", self._wait_limit_s)
         return decision
+
+    def _read(self, link: BorrowedConnection | None, posted: Container[Key], key: Key, give_up_at: float) -> None:
+        """Reads a borrowed link until `key` is posted, as long as something may come this way; then gives it back."""
+        if link is None:
+            return
+        board = self._board
+        try:
+            while key not in posted and board.failure is None:
+                remaining_s = give_up_at - time.monotonic()
+                if remaining_s <= 0 or not link.pump(remaining_s):
+                    return
+        finally:
+            link.give_back()
 
     def _opened_loop(self) -> MemberLoop:
         """Raises why the membership is over, if it is, and UsageError when it was not opened in this process."""
@@ -169,11 +174,3 @@ class Member:
         if isinstance(error, Exception):
             fail = self._board.fail if self._inner is None else self._inner.fail
             fail(as_known(error))
-
-
-def _pump(link: BorrowedConnection, done: Callable[[], bool], give_up_at: float) -> None:
-    """Reads until `done`, until `give_up_at`, or until nothing more comes this way."""
-    while not done():
-        remaining_s = give_up_at - time.monotonic()
-        if remaining_s <= 0 or not link.pump(remaining_s):
-            return

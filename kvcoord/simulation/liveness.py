@@ -161,7 +161,7 @@ class Bounded(Promise):
         kept, opened, rounds = limits.decisions_kept_max, limits.operations_open_max, limits.rounds_kept_max
         self._of_group = _sizes(
             {
-                "stream._open": opened,
+                "stream.open": opened,
                 "stream._log": kept,
                 "stream._decided": kept,
                 "transfers._retired": kept,

@@ -96,7 +96,12 @@ class Channel:
         except OSError as error:
             self.ended = f"connection broke: {error.strerror or error}"
             return []
-        return self.feed(chunk)
+        message = self._splitter.only(chunk)
+        if message is None:
+            return self.feed(chunk)
+        self._counts.messages_received += 1
+        self._counts.bytes_received += len(message)
+        return [message]
 
     def wait(self, timeout_s: float) -> bytes | None:
         """Waits for up to 64 KiB, for `feed`. None: nothing has come yet. Empty: nothing will, see `ended`.
@@ -120,11 +125,6 @@ class Channel:
     def feed(self, chunk: bytes) -> list[bytes]:
         """The messages that end in what was received; nothing received is the end."""
         splitter, counts = self._splitter, self._counts
-        message = splitter.only(chunk)
-        if message is not None:
-            counts.messages_received += 1
-            counts.bytes_received += len(message)
-            return [message]
         if not chunk:
             counts.messages_malformed += splitter.partial_bytes > 0
             self.ended = "closed by the peer"

@@ -139,6 +139,12 @@ class NodeListener:
                 peer = self._by_descriptor.get(descriptor)
                 if peer is None:
                     self._accept()
+                elif events == _READ and peer.name:
+                    name, channel = peer.name, peer.channel
+                    for message in channel.receive():
+                        batch.append((name, message))
+                    if channel.ended:
+                        gone.append(peer)
                 else:
                     self._serve(peer, events, batch, gone)
             if batch and not self._closed:
@@ -150,6 +156,7 @@ class NodeListener:
                 return
 
     def _serve(self, peer: _Peer, events: int, batch: Batch, gone: list[_Peer]) -> None:
+        """A peer that has yet to introduce itself, that has room again, or that has gone."""
         channel = peer.channel
         if events & _WRITE:
             channel.flush()
@@ -161,8 +168,7 @@ class NodeListener:
             if messages and not name:
                 name = self._introduced(peer, messages.pop(0), batch)
             if name:
-                for message in messages:
-                    batch.append((name, message))
+                batch += [(name, message) for message in messages]
         if channel.ended:
             gone.append(peer)
 

@@ -91,7 +91,7 @@ def test_a_verdict_is_handed_out_once_and_a_hundred_steps_need_no_more_than_one_
         for number in range(100):
             step(one, number)
             assert one.take(number).round == number
-        return len(one._board._verdicts)
+        return len(one._board.verdicts)
 
     assert on_threads(tmp_path, engine, ranks=3) == [0, 0, 0]
 
