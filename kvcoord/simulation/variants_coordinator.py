@@ -220,6 +220,7 @@ COORDINATOR_VARIANTS: Final = (
         name="next_life_taken_for_the_last",
         breaks="a restarted rank goes on in the running epoch",
         make=_takes_back_a_lost_rank,
+        options=Options(ranks=3, coordinators=1, faults=12, fault_kinds=("cut_down", "pause_coordinator")),
     ),
     Variant(
         name="capacity_of_the_largest",

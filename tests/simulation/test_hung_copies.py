@@ -3,7 +3,17 @@
 import pytest
 
 from kvcoord.domain import Reason, Tier
-from kvcoord.protocol.local import Acquire, Acquired, Evict, LoadBack, Loaded, Release, WriteThrough, join_keys
+from kvcoord.protocol.local import (
+    Acquire,
+    Acquired,
+    Advanced,
+    Evict,
+    LoadBack,
+    Loaded,
+    Release,
+    WriteThrough,
+    join_keys,
+)
 from tests.simulation.scripted import CORNERS, Script, pages
 
 A = pages(1, 2, 3, 4)
@@ -26,7 +36,7 @@ def test_whoever_waits_for_a_load_that_never_lands_is_answered_and_the_group_goe
     assert script.world.agenda.now - asked_at < script.world.shape.timeouts.copy_timeout_s + 1.0
     assert [lease.error for lease in leases] == ["copy_timeout" if rank == odd else "" for rank in script.everyone]
     script.ranks[odd].copy_weather.stuck = 0
-    told = []
+    told: list[Advanced] = []
     while not any(advanced.broken for advanced in told):
         told.append(script.advance())
         script.pass_time(0.5)
