@@ -17,6 +17,7 @@ import torch.distributed as dist
 from kvcoord.config import WorkerConfig, load
 from kvcoord.load.collective import make_collective_machine
 from kvcoord.observability.recorder import FlightRecorder
+from kvcoord.runtime.garbage import survivors_set_aside
 from kvcoord.runtime.process import Stop, run
 from kvcoord.runtime.worker import Worker
 from kvcoord.transport.unix import UnixTransport
@@ -29,12 +30,13 @@ def main(config_file: str, store: str) -> int:
     config = load(WorkerConfig, file=Path(config_file)).config
     join_process_group(config, Path(store))
     try:
-        return run(
-            lambda stop: serve(config, stop),
-            shutdown_timeout_s=config.timeouts.shutdown_timeout_s,
-            ready_fd=STANDARD_OUTPUT,
-            exit_with_parent=True,
-        )
+        with survivors_set_aside():  # As in kvcoord's own workers.
+            return run(
+                lambda stop: serve(config, stop),
+                shutdown_timeout_s=config.timeouts.shutdown_timeout_s,
+                ready_fd=STANDARD_OUTPUT,
+                exit_with_parent=True,
+            )
     finally:
         dist.destroy_process_group()
 

@@ -12,6 +12,7 @@ from kvcoord.observability.http_routes import process_routes
 from kvcoord.observability.metrics import WorkerMetrics
 from kvcoord.observability.recorder import FlightRecorder
 from kvcoord.runtime.coordinator import Coordinator
+from kvcoord.runtime.garbage import collect_everything, survivors_set_aside
 from kvcoord.runtime.process import Stop
 from kvcoord.runtime.worker import Worker
 from kvcoord.transport.by_scheme import SchemeTransport
@@ -30,7 +31,8 @@ async def serve(config: WorkerConfig, stop: Stop, sources: Mapping[str, str] | N
     async with AsyncExitStack() as stack:
         if config.embed_coordinator and config.rank == 0:
             await stack.enter_async_context(Coordinator(embedded_coordinator(config)))
-        worker = Worker(config, UnixTransport(), rank_transport(config), recorder)
+        stack.enter_context(survivors_set_aside())
+        worker = Worker(config, UnixTransport(), rank_transport(config), recorder, between_lives=collect_everything)
         stack.push_async_callback(worker.close)
         await worker.open()
         http = await _open_http(config, worker, sources or {})

@@ -62,7 +62,8 @@ MakeMachine = Callable[[WorkerConfig, int], WorkerMachine]
 class Worker:
     """One rank's worker. `local` serves the engine, `remote` reaches the coordinators.
 
-    `ended` gets the error when the worker cannot go on: its join was refused, or its machine raised.
+    `ended` gets the error when the worker cannot go on: its join was refused, or its machine raised. `between_lives` is
+    called when an engine is gone and nothing is left of its life but the host pages.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Worker:
         remote: Transport | None,
         recorder: FlightRecorder,
         make_machine: MakeMachine = make_worker,
+        between_lives: Callable[[], None] = lambda: None,
     ) -> None:
         self.config = config
         self.recorder = recorder
@@ -86,6 +88,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._local = local
         self._make_machine = make_machine
+        self._between_lives = between_lives
         self._limits = link_limits(config)
         self._sessions = Sessions(self._limits, partial(self._ignore, "session_full"))
         self._alarm = Alarm(self._loop, self._rang)
@@ -242,6 +245,7 @@ class Worker:
         for session, number, call in asked:
             self._perform(self.machine.call(session, number, call, self._loop.time()))
         self._flush()
+        self._between_lives()
 
     def _new_machine(self) -> WorkerMachine:
         self.incarnation = int.from_bytes(os.urandom(7), "little")

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,8 @@ class Group:
         self.folder = folder
         self.config = msgspec.convert({"pools": POOLS, **group}, GroupConfig)
         self.workers: list[Worker] = []
+        self.lives_ended: list[int] = []
+        """Ranks, each time an engine's life is over on one."""
         self._stack = stack
 
     @property
@@ -62,7 +65,13 @@ class Group:
 
     async def worker(self, rank: int, **options: object) -> Worker:
         config = self.worker_config(rank, **options)
-        worker = Worker(config, UnixTransport(), ZeromqTransport(), FlightRecorder(f"rank{rank}", 1000))
+        worker = Worker(
+            config,
+            UnixTransport(),
+            ZeromqTransport(),
+            FlightRecorder(f"rank{rank}", 1000),
+            between_lives=partial(self.lives_ended.append, rank),
+        )
         self._stack.push_async_callback(worker.close)
         await worker.open()
         self.workers.append(worker)

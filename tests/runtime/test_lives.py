@@ -83,7 +83,8 @@ async def test_the_host_tier_outlives_its_engines_and_its_bytes_are_right(tmp_pa
             files.append(len(os.listdir("/proc/self/fd")))
             assert shared_memory() == before
         assert min(files[LIVES // 2 :]) <= max(files[: LIVES // 2])
-        for worker in made.workers:
+        for rank, worker in enumerate(made.workers):
+            assert made.lives_ended.count(rank) >= LIVES - 1
             pool = worker.machine.cache.state.pools.host[0]
             assert (pool.used_count, pool.free_count) == (len(KEYS), 64 - len(KEYS))
 

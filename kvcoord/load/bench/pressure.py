@@ -107,8 +107,10 @@ async def load(options: LoadOptions, on_case: Callable[[str], None] = lambda _: 
     async with players(plan, stages, options.step_s) as playing:
         begun_s = playing.begin()
         sampling = asyncio.create_task(_sample(playing.pids, begun_s))
-        await playing.listen(begun_s, note)
-        sampling.cancel()
+        try:
+            await playing.listen(begun_s, note)
+        finally:
+            sampling.cancel()
         samples = await sampling
         await playing.finish()
     arriving_s = [at_s for at_s, _ in arrivals(read(options.replay.trace), stages)]
