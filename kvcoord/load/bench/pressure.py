@@ -163,7 +163,7 @@ def load_row(options: LoadOptions, speed_up: float, arrived: int, heard: Sequenc
     arriving = [word.said for by_engine in heard for word in by_engine if word.at_s <= options.seconds]
     behind_share = sum(said.behind_s > BEHIND_MAX_S for said in arriving) / max(len(arriving), 1)
     return LoadRow(
-        case=f"{Path(options.replay.trace).name}, {speed_up:.3g} times as fast",
+        case=f"{Path(options.replay.trace).stem} x {speed_up:.3g}",
         ranks=len(heard),
         seconds=seconds,
         requests=requests,
