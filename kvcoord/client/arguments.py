@@ -34,7 +34,8 @@ def keys_of(page_keys: Sequence[PageKey], name: str = "page_keys") -> bytes:
 
 
 def slots_of(device_slots: DeviceSlots, info: Opened, pages_max: int | None = None) -> Slots:
-    """One list of slots for each pool, equally long, at most `pages_max`. Copied: the caller keeps its own."""
+    """One list of slots for each pool, equally long where every page has one, at most `pages_max`. Copied: the caller
+    keeps its own."""
     pool_count = len(info.pools)
     try:
         if pool_count == 1 and not (device_slots and isinstance(device_slots[0], Sequence)):
@@ -43,16 +44,16 @@ def slots_of(device_slots: DeviceSlots, info: Opened, pages_max: int | None = No
             slots = [list(pool) for pool in device_slots]  # type: ignore[arg-type]
     except TypeError:
         raise _misshapen(device_slots, pool_count) from None
-    if len(slots) != pool_count or len(set(map(len, slots))) != 1:
+    page_pools = pool_count - sum(map(bool, info.windows))
+    if len(slots) != pool_count or len(set(map(len, slots[:page_pools]))) != 1:
         raise _misshapen(device_slots, pool_count)
     count = len(slots[0])
     if pages_max is not None and count > pages_max:
         raise UsageError("device_slots", count, f"there are only {pages_max} page keys: give at most one slot for each")
-    if count:
-        for pool in slots:
-            if set(map(type, pool)) != _INT or min(pool) < 0 or max(pool) >= info.device_pages:
-                fix = f"slots are ints from 0 to {info.device_pages - 1}, the device pages of this rank"
-                raise UsageError("device_slots", _shown(pool), fix)
+    for pool, capacity in zip(slots, info.device_slots or [info.device_pages] * pool_count, strict=True):
+        if pool and (set(map(type, pool)) != _INT or min(pool) < 0 or max(pool) >= capacity):
+            fix = f"slots are ints from 0 to {capacity - 1}, the device pages of this rank"
+            raise UsageError("device_slots", _shown(pool), fix)
     return slots
 
 

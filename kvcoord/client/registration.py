@@ -21,12 +21,18 @@ def geometries_of(info: Opened) -> list[PoolGeometry]:
     return [PoolGeometry(*shape) for shape in shapes if shape[1]]
 
 
+def capacities_of(info: Opened) -> list[int]:
+    """The device slots of each of these pools."""
+    slots = info.device_slots or [info.device_pages] * len(info.pools)
+    return [count for count, layers in zip(slots, info.layers, strict=True) if layers]
+
+
 def create_pages(info: Opened) -> list[SharedPages]:
     """New zeroed memory for every pool, all or none. Raises ConfigError when the host cannot map it."""
     made: list[SharedPages] = []
     try:
-        for geometry in geometries_of(info):
-            made.append(SharedPages.create(geometry, info.device_pages))
+        for geometry, capacity in zip(geometries_of(info), capacities_of(info), strict=True):
+            made.append(SharedPages.create(geometry, capacity))
     except BaseException:
         close_pages(made)
         raise
@@ -66,9 +72,9 @@ def _check_shapes(kind: type, shapes: list[tuple[PoolGeometry, int]], info: Open
     if len(shapes) != len(geometries):
         names = [geometry.name for geometry in geometries]
         raise UsageError("pages", len(shapes), f"give one {kind.__name__} for each of the pools {names}")
-    for found, geometry in zip(shapes, geometries, strict=True):
-        if found != (geometry, info.device_pages):
-            raise UsageError("pages", found, f"this rank has {info.device_pages} device pages of {geometry}")
+    for found, geometry, capacity in zip(shapes, geometries, capacities_of(info), strict=True):
+        if found != (geometry, capacity):
+            raise UsageError("pages", found, f"this rank has {capacity} device pages of {geometry}")
 
 
 def _device_of(pages: SharedDevice) -> DeviceMemory:

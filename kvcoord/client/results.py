@@ -71,9 +71,10 @@ class Loading:
 class GrantedLease(Loading):
     """A path held on the device, or, when aborted, what was cached of it all the same.
 
-    `slots` has one list for each pool, with a slot for every page of the path. The first `device_pages` + `host_pages`
-    were cached, the rest is for the engine to compute. `loaded` are (first, count) runs that this lease loads.
-    `number` is 0 when nothing is held.
+    `slots` has one list for each pool, with a slot for every page of the path; in a pool that keeps only ends, -1 but
+    for the last cached pages and the last of the path. The first `device_pages` + `host_pages` were cached, the rest is
+    for the engine to compute. `loaded` are (first, count) runs that this lease loads. `number` is 0 when nothing is
+    held.
     """
 
     __slots__ = ("_asked", "_holder", "device_pages", "host_pages", "loaded", "number", "released", "slots")

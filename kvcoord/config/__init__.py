@@ -5,7 +5,7 @@ file, the environment and flags; `resolved` and `explain` print them. This packa
 """
 
 from kvcoord.config.explain import Option, explain
-from kvcoord.config.group import AgreementMode, EvictionPolicy, GroupConfig, PoolConfig, group_fingerprint
+from kvcoord.config.group import AgreementMode, EvictionPolicy, GroupConfig, PoolConfig, PoolKind, group_fingerprint
 from kvcoord.config.limits import Limits
 from kvcoord.config.load import Loaded, load
 from kvcoord.config.process import CoordinatorConfig, CopiesConfig, CopyEngineKind, LogFormat, LogLevel, WorkerConfig
@@ -25,6 +25,7 @@ __all__ = [
     "LogLevel",
     "Option",
     "PoolConfig",
+    "PoolKind",
     "Timeouts",
     "WorkerConfig",
     "explain",

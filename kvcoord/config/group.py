@@ -28,8 +28,21 @@ class AgreementMode(StrEnum):
     NONE = "none"
 
 
+class PoolKind(StrEnum):
+    """Which pages of a sequence have a slot in a pool."""
+
+    PAGES = "pages"
+    """Every page: the KV cache, a side index, a draft."""
+
+    WINDOW = "window"
+    """The last `window_pages` pages: sliding-window attention."""
+
+    STATE = "state"
+    """The last page: the state after it, one slot a sequence."""
+
+
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of page data that every page of the group has: the KV cache, a side index, a state."""
+    """One kind of data that the pages of the group have: the KV cache, a side index, a sliding window, a state."""
 
     name: Name
     """Name of the pool; the first pool of a group holds the KV cache."""
@@ -49,10 +62,36 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     stage_layers: list[Count] = []
     """Layers of this pool on each pipeline stage, where they differ; a stage may have none. Empty: the same on all."""
 
+    kind: PoolKind = PoolKind.PAGES
+    """pages: every page has a slot. window: the last window_pages of a sequence. state: one slot, for its end."""
+
+    window_pages: Count = 0
+    """Pages at the end of a sequence that a pool of kind window keeps. 0 for the other kinds."""
+
+    device_slots: Count = 0
+    """Slots of a pool of kind window or state in this rank's device memory; ranks may differ. 0: device_pages."""
+
+    host_slots: Count = 0
+    """The same in this rank's host memory. 0: host_pages."""
+
     def __post_init__(self) -> None:
         check_fields(self)
+        self._check_kind()
         if self.page_bytes % self.parts:
             raise ConfigError(f"pools.{self.name}.parts", self.parts, f"must divide page_bytes={self.page_bytes}")
+
+    def _check_kind(self) -> None:
+        if (self.kind is PoolKind.WINDOW) != bool(self.window_pages):
+            fix = "needs a number of pages" if self.kind is PoolKind.WINDOW else "is for pools of kind window only"
+            raise ConfigError(f"pools.{self.name}.window_pages", self.window_pages, fix)
+        if self.kind is PoolKind.PAGES and (self.device_slots or self.host_slots):
+            fix = "is for pools of kind window or state: every page of the group has a slot in this one"
+            raise ConfigError(f"pools.{self.name}.device_slots", (self.device_slots, self.host_slots), fix)
+
+    @property
+    def tail_pages(self) -> int:
+        """Pages at the end of a sequence that have a slot in this pool, 0 for all of its pages."""
+        return 1 if self.kind is PoolKind.STATE else self.window_pages
 
     def layers_of_stage(self, stage: int) -> int:
         """Layers on the ranks of one pipeline stage, 0 for none."""
@@ -93,7 +132,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of one page."""
 
     pools: list[PoolConfig] = msgspec.field(default_factory=lambda: [_DEFAULT_POOL])
-    """Pools of which every page takes one slot each, all or none."""
+    """Pools of which a page takes one slot each, all or none; those that keep only the end of a sequence come last."""
 
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     """When pages are copied to the host: at once, after some hits, or when they leave the device."""
@@ -154,10 +193,26 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
             if pool.stage_layers and len(pool.stage_layers) != self.pp:
                 fix = f"must name the layers of each of the pp={self.pp} pipeline stages, or be empty"
                 raise ConfigError(f"pools.{pool.name}.stage_layers", pool.stage_layers, fix)
-
         for stage in range(self.pp):
             if not any(pool.layers_of_stage(stage) for pool in self.pools):
                 raise ConfigError("pools.stage_layers", stage, "this pipeline stage has no layer of any pool")
+        self._check_tails()
+
+    def _check_tails(self) -> None:
+        """Pools that keep only the end of a sequence: after the others, and where all ranks step together."""
+        tails = [bool(pool.tail_pages) for pool in self.pools]
+        if not any(tails):
+            return
+        first = self.pools[tails.index(True)]
+        field, kind = f"pools.{first.name}.kind", first.kind.value
+        if tails[0] or tails != sorted(tails):
+            raise ConfigError(field, kind, "list the pools of kind pages first: a window or a state belongs to pages")
+        if not self.lockstep:
+            fix = "needs lockstep=true: without it an engine offers slots for whole pages only"
+            raise ConfigError(field, kind, fix)
+        if self.write_policy is WritePolicy.WRITE_BACK:
+            fix = "cannot be written back: its slots may leave the device before their page; use write-through"
+            raise ConfigError(field, kind, fix)
 
     def stage(self, rank: int) -> int:
         """The pipeline stage of a rank: the ranks of a stage are neighbours."""
@@ -185,6 +240,8 @@ def group_fingerprint(group: GroupConfig) -> dict[str, str | int]:
         "agreement": group.agreement.value,
     }
     for pool in group.pools:
+        fields[f"pools.{pool.name}.kind"] = pool.kind.value
+        fields[f"pools.{pool.name}.window_pages"] = pool.window_pages
         fields[f"pools.{pool.name}.page_bytes"] = pool.page_bytes
         fields[f"pools.{pool.name}.layers"] = pool.layers
         fields[f"pools.{pool.name}.parts"] = pool.parts

@@ -155,10 +155,12 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Rank 0's worker also runs the coordinator, at the first of these addresses: no process of its own is needed."""
 
     device_pages: PositiveInt = 4096
-    """Pages that each pool holds in device memory. Ranks may differ; the smallest counts."""
+    """Pages that each pool holds in device memory, but for those with device_slots. Ranks may differ: the smallest
+    counts."""
 
     host_pages: PositiveInt = 16384
-    """Pages that each pool holds in host memory. Ranks may differ; the smallest counts."""
+    """Pages that each pool holds in host memory, but for those with host_slots. Ranks may differ: the smallest
+    counts."""
 
     http: str | None = "127.0.0.1:0"
     """Loopback host:port for health, metrics and status. Port 0: the system picks one. Null: no HTTP."""
@@ -202,6 +204,16 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_ports("coordinators", self.coordinators)
         _check_http(self.http)
         _check_security("coordinators", self.coordinators, self.curve_keys_dir, insecure_tcp=self.insecure_tcp)
+
+    @property
+    def device_slots(self) -> list[int]:
+        """Slots of each pool of the group in this rank's device memory."""
+        return [pool.device_slots or self.device_pages for pool in self.group.pools]
+
+    @property
+    def host_slots(self) -> list[int]:
+        """Slots of each pool of the group in this rank's host memory."""
+        return [pool.host_slots or self.host_pages for pool in self.group.pools]
 
     def _check_rank(self) -> None:
         group, limits = self.group, self.limits

@@ -9,7 +9,7 @@ from kvcoord.controller.cache import Cache
 from kvcoord.controller.consensus import AgreedConsensus, Consensus, LocalConsensus
 from kvcoord.controller.state import CacheState
 from kvcoord.controller.streaming import StreamingCache
-from kvcoord.controller.tiers import TierPools
+from kvcoord.controller.tiers import TailPool, TierPools
 from kvcoord.controller.worker import WorkerMachine
 from kvcoord.index.eviction import EvictionOrder, LfuOrder, LruOrder, PriorityOrder
 from kvcoord.index.keys import self_test_digest
@@ -42,6 +42,12 @@ def _limits_in_common(limits: Limits) -> dict[str, str | int]:
         "limits.pages_per_operation_max": limits.pages_per_operation_max,
         "limits.message_bytes_max": limits.message_bytes_max,
     }
+
+
+def _tail_pools(config: WorkerConfig) -> list[TailPool]:
+    """The pools that keep only the end of a sequence, in the group's order."""
+    slots = zip(config.group.pools, config.device_slots, config.host_slots, strict=True)
+    return [TailPool(pool.name, pool.tail_pages, device, host) for pool, device, host in slots if pool.tail_pages]
 
 
 def _unwatched(_: CacheState) -> None:
@@ -81,7 +87,7 @@ def make_worker(config: WorkerConfig, incarnation: int, watch: Watch = _unwatche
     def consensus(pools: TierPools) -> Consensus:
         if group.agreement is AgreementMode.NONE:
             return LocalConsensus(pools)
-        return AgreedConsensus(Ledger(2 * len(group.pools)), rank, len(group.pools))
+        return AgreedConsensus(Ledger(2 * len(group.pools)), rank, len(group.pools), pools.page_pools)
 
     machine = make_machine(config, rank, consensus, watch)
     holder.append(machine)
@@ -93,14 +99,15 @@ def make_machine(
 ) -> WorkerMachine:
     """A machine with any way to agree."""
     group = config.group
-    names = [pool.name for pool in group.pools]
+    names = [pool.name for pool in group.pools if not pool.tail_pages]
+    tails = _tail_pools(config)
 
     def make_cache() -> tuple[Cache | StreamingCache, Consensus]:
-        pools = TierPools(names, config.device_pages, config.host_pages)
+        pools = TierPools(names, config.device_pages, config.host_pages, tails)
         consensus = make_consensus(pools)
         state = CacheState(
             rank=config.rank,
-            tree=RadixTree(_ORDERS[group.eviction](), names, names),
+            tree=RadixTree(_ORDERS[group.eviction](), names, names, pools.windows),
             pools=pools,
             consensus=consensus,
             digest=Digest(config.limits.decisions_kept_max),

@@ -28,6 +28,7 @@ from kvcoord.domain import (
     WritePolicy,
 )
 from kvcoord.errors import InvariantBroken, UsageError
+from kvcoord.index.tails import Positions
 from kvcoord.memory.reservation import Refusal, Reservation
 from kvcoord.protocol.local import Allocated, Done, Evicted, Matched, Slots, Written
 from kvcoord.protocol.messages import Completion, Decision, Vote
@@ -85,9 +86,8 @@ class Cache:
         """Publishes the last pages of the path, computed in slots from `allocate`, and writes them through."""
         self._check_slots(slots, len(keys))
         self.state.tick += 1
-        first = len(keys) - len(slots[0])
         self.state.pools.hand_over(Tier.DEVICE, slots, ENGINE, INDEX)
-        kept = self.state.tree.insert(keys, first, slots, self.state.tick)
+        kept = self._insert(keys, slots, self.state.tick)
         self.state.pools.free_slots(Tier.DEVICE, kept, INDEX)
         self.writes.write_through(keys, self.state.tick, self.state.next_serial(), call, deferred=deferred)
 
@@ -96,15 +96,15 @@ class Cache:
         if count < 0:
             raise UsageError("count", count, "allocate a number of pages that is not negative")
         state = self.state
-        operation = f"{OperationKind.ALLOCATE}/{state.next_serial()}/0"
-        covered = self.room.make(Tier.DEVICE, count, ())
+        operation, tails = f"{OperationKind.ALLOCATE}/{state.next_serial()}/0", state.pools.ends(count)
+        covered = self.room.make(Tier.DEVICE, count, (), tails)
         if not covered and not state.immediate_allowed:
-            shortfall = {pool.name: count - state.consensus.available(Tier.DEVICE) for pool in state.pools.device}
-            decision = Decision(operation, Outcome.ABORT, 0, None, Reason.DEVICE_FULL, -1, shortfall)
+            reason, shortfall = self.room.shortfall(Tier.DEVICE, count, tails)
+            decision = Decision(operation, Outcome.ABORT, 0, None, reason, -1, shortfall)
             self._allocated(decision, call, count, None, Path.COVERED)
             return
-        state.consensus.issue(Tier.DEVICE, count)
-        taken = state.pools.reserve(Tier.DEVICE, count, ENGINE)
+        state.consensus.issue(Tier.DEVICE, count, tails)
+        taken = state.pools.reserve(Tier.DEVICE, count, ENGINE, tails)
         if covered:
             self._allocate_covered(operation, call, count, taken)
             return
@@ -114,7 +114,8 @@ class Cache:
         if isinstance(taken, Reservation):
             vote = Vote(operation, OperationKind.ALLOCATE, True)
         else:
-            vote = Vote(operation, OperationKind.ALLOCATE, False, reason=Reason.DEVICE_FULL, shortfall=taken.shortfall)
+            reason = state.pools.reason(Tier.DEVICE, taken.shortfall)
+            vote = Vote(operation, OperationKind.ALLOCATE, False, reason=reason, shortfall=taken.shortfall)
         decided = state.consensus.propose(vote, deferred=False)
         if decided is not None:
             self.decide(decided)
@@ -190,7 +191,9 @@ class Cache:
         self.loads.copy_ended(op)
         if op.leaving and self._parked is not None:
             operation, call, count = self._parked
-            self._allocate_covered(operation, call, count, self.state.pools.reserve(Tier.DEVICE, count, ENGINE))
+            pools = self.state.pools
+            taken = pools.reserve(Tier.DEVICE, count, ENGINE, pools.ends(count))
+            self._allocate_covered(operation, call, count, taken)
 
     def _published(self, op: Operation) -> None:
         if op.tier is Tier.DEVICE:
@@ -226,19 +229,32 @@ class Cache:
                 state.reply(call, Written(outcome, outcome.operation, 0))
             return
         if lease.own and lease.own[0]:
-            count = len(lease.own[0])
+            count, ends = len(lease.own[0]), self._ends(lease.keys, lease.own)
             state.pools.hand_over(Tier.DEVICE, lease.own, lease.owner, INDEX)
-            kept = state.tree.insert(lease.keys, lease.first_new, lease.own, lease.tick)
+            kept = self._insert(lease.keys, lease.own, lease.tick)
             state.pools.hand_over(Tier.DEVICE, kept, INDEX, lease.owner)
             lease.own = kept
             lease.pins.append(state.tree.pin(lease.keys, lease.first_new, count, Tier.DEVICE))
+            if state.tree.tails:
+                lease.tail_pins.append(state.tree.tails.pin(Tier.DEVICE, lease.keys, ends))
         self.writes.write_through(lease.keys, lease.tick, lease.write_asked, call, deferred=deferred)
+
+    def _insert(self, keys: list[PageKey], slots: Sequence[list[int]], tick: int) -> tuple[list[int], ...]:
+        """Publishes the last pages of a path on the device. Returns the slots that the index does not take."""
+        tree, page_pools = self.state.tree, self.state.pools.page_pools
+        kept = tree.insert(keys, len(keys) - len(slots[0]), slots[:page_pools], tick)
+        if tree.tails:
+            kept += tree.publish_tails(Tier.DEVICE, keys, self._ends(keys, slots), tuple(slots[page_pools:]), tick)
+        return kept
+
+    def _ends(self, keys: list[PageKey], slots: Sequence[list[int]]) -> Positions:
+        """The pages of a path that have these slots in the pools of ends: the last ones."""
+        end = len(keys)
+        return tuple([list(range(end - len(held), end)) for held in slots[self.state.pools.page_pools :]])
 
     def _end(self, lease: Lease) -> None:
         del self.state.leases[lease.number]
-        for pin in lease.pins:
-            self.state.tree.unpin(pin)
-        lease.pins.clear()
+        self.state.unpin(lease)
         self.loads.ended(lease)
         self.state.pools.free_slots(Tier.DEVICE, lease.own, lease.owner)
         lease.own = ()
@@ -276,10 +292,16 @@ class Cache:
         return lease
 
     def _check_slots(self, slots: Sequence[list[int]], pages_max: int | None) -> None:
-        pools = self.state.pools.device
+        """What the engine names: with `pages_max` the slots of so many pages at most, as `allocate` gives them."""
+        pools = self.state.pools
         lengths = [len(held) for held in slots]
-        if len(slots) != len(pools) or len(set(lengths)) != 1:
-            raise UsageError("slots", lengths, f"give one list for each of the {len(pools)} pools, equally long")
-        if pages_max is not None and lengths[0] > pages_max:
+        of_pages, of_tails = lengths[: pools.page_pools], tuple(lengths[pools.page_pools :])
+        if len(slots) != len(pools.device) or len(set(of_pages)) != 1:
+            fix = f"give one list for each of the {len(pools.device)} pools, equally long where every page has a slot"
+            raise UsageError("slots", lengths, fix)
+        if pages_max is not None and of_pages[0] > pages_max:
             raise UsageError("slots", lengths, f"there are only {pages_max} page keys")
-        self.state.pools.check_owner(Tier.DEVICE, slots, ENGINE)
+        if pages_max is not None and of_tails != pools.ends(of_pages[0]):
+            fix = f"pools that keep only ends have slots for the last pages: {pools.ends(of_pages[0])} of these"
+            raise UsageError("slots", lengths, fix)
+        pools.check_owner(Tier.DEVICE, slots, ENGINE)

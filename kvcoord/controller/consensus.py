@@ -4,6 +4,7 @@
 A blocking collective (`load.gloo`) is a third, for comparison.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from kvcoord.controller.tiers import TierPools
@@ -16,18 +17,22 @@ from kvcoord.protocol.rank import RankMachine
 
 
 class Consensus(Protocol):
-    """What the cache logic asks of the group."""
+    """What the cache logic asks of the group. Tails: slots in each pool that keeps only the end of a sequence."""
 
     def available(self, tier: Tier) -> int:
         """Pages that an operation issued now may take on every rank."""
         ...
 
-    def issue(self, tier: Tier, pages: int) -> None:
-        """An operation takes pages, covered or put to the vote."""
+    def available_tails(self, tier: Tier) -> list[int]:
+        """Tails that it may take."""
         ...
 
-    def credit(self, tier: Tier, pages: int) -> None:
-        """An agreed eviction gave pages back on every rank."""
+    def issue(self, tier: Tier, pages: int, tails: Sequence[int] = ()) -> None:
+        """An operation takes pages and tails, covered or put to the vote."""
+        ...
+
+    def credit(self, tier: Tier, pages: int, tails: Sequence[int] = ()) -> None:
+        """An agreed eviction gave pages and tails back on every rank."""
         ...
 
     def propose(self, vote: Vote, *, deferred: bool) -> Decision | None:
@@ -46,31 +51,41 @@ class Consensus(Protocol):
 class AgreedConsensus:
     """The group decides: capacity from the ledger, votes and acks through the rank's machine.
 
-    `now` is set before each event; what is to be sent collects in `effects`.
+    `now` is set before each event; what is to be sent collects in `effects`. Of the `pool_count` pools of a tier the
+    first `page_pools` hold every page.
     """
 
-    def __init__(self, ledger: Ledger, rank: RankMachine, pool_count: int) -> None:
+    def __init__(self, ledger: Ledger, rank: RankMachine, pool_count: int, page_pools: int) -> None:
         self.ledger = ledger
         self.now = 0.0
         self.effects: list[RankEffect] = []
         self._rank = rank
         self._pools = pool_count
+        self._page_pools = page_pools
 
     def available(self, tier: Tier) -> int:
         first = self._first(tier)
-        if self._pools == 1:
+        if self._page_pools == 1:
             return self.ledger.available(first)
-        return min(self.ledger.available(first + number) for number in range(self._pools))
+        return min(self.ledger.available(first + number) for number in range(self._page_pools))
 
-    def issue(self, tier: Tier, pages: int) -> None:
+    def available_tails(self, tier: Tier) -> list[int]:
         first = self._first(tier)
-        for number in range(first, first + self._pools):
+        return [self.ledger.available(number) for number in range(first + self._page_pools, first + self._pools)]
+
+    def issue(self, tier: Tier, pages: int, tails: Sequence[int] = ()) -> None:
+        first = self._first(tier)
+        for number in range(first, first + self._page_pools):
             self.ledger.issue(number, pages)
+        for number, count in enumerate(tails, first + self._page_pools):
+            self.ledger.issue(number, count)
 
-    def credit(self, tier: Tier, pages: int) -> None:
+    def credit(self, tier: Tier, pages: int, tails: Sequence[int] = ()) -> None:
         first = self._first(tier)
-        for number in range(first, first + self._pools):
+        for number in range(first, first + self._page_pools):
             self.ledger.credit(number, pages)
+        for number, count in enumerate(tails, first + self._page_pools):
+            self.ledger.credit(number, count)
 
     def propose(self, vote: Vote, *, deferred: bool) -> Decision | None:
         """While the group is suspended, a participant without lockstep is answered at once: without it nothing commits.
@@ -111,10 +126,13 @@ class LocalConsensus:
     def available(self, tier: Tier) -> int:
         return self._pools.free(tier)
 
-    def issue(self, tier: Tier, pages: int) -> None:
+    def available_tails(self, tier: Tier) -> list[int]:
+        return self._pools.free_tails(tier)
+
+    def issue(self, tier: Tier, pages: int, tails: Sequence[int] = ()) -> None:
         """The pools themselves say what is left."""
 
-    def credit(self, tier: Tier, pages: int) -> None:
+    def credit(self, tier: Tier, pages: int, tails: Sequence[int] = ()) -> None:
         """The pools themselves say what is left."""
 
     def propose(self, vote: Vote, *, deferred: bool) -> Decision | None:

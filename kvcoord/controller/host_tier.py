@@ -6,7 +6,7 @@ ranks agree on what they keep (`controller.kept`), nor where the bytes are.
 """
 
 from kvcoord.controller.consensus import Consensus
-from kvcoord.controller.kept import NOTHING, HostPages, Keeping, host_pages
+from kvcoord.controller.kept import NOTHING, HostPages, Keeping, held_keys, host_pages
 from kvcoord.controller.state import CacheState
 from kvcoord.controller.tiers import INDEX
 from kvcoord.domain import Tier
@@ -45,12 +45,12 @@ class HostTier:
         return host_pages(state, self._model) if self.settled else self._keeping.pages
 
     def held(self, state: CacheState) -> int:
-        """How many pages that is."""
+        """How many keys that is."""
         if self._forgetting:
             return 0
         if not self.settled:
             return self._keeping.pages.count
-        return state.tree.pages(Tier.HOST) if self._model else 0
+        return held_keys(state) if self._model else 0
 
     def begin(self, activate: Activate, state: CacheState, consensus: Consensus) -> None:
         """A history begins: agree on what is kept."""

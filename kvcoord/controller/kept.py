@@ -8,8 +8,9 @@ agreed, before the first call of the new history is taken:
       +---one holds none, or a portion was aborted: that is dropped---> (nothing)
 
 Portions are ranges of keys, so that all ranks vote on the same ones and a vote stays below the limit of a message; how
-many there are follows from the largest number of pages that a rank has reported. Pages that are kept begin with equal
-use, so that they are evicted in the same order. It knows nothing of bytes, models or messages.
+many there are follows from the largest number of keys that a rank has reported. A slot in a pool that keeps only ends
+has a key of its own, and is kept only with its page. Pages that are kept begin with equal use, so that they are evicted
+in the same order. It knows nothing of bytes, models or messages.
 """
 
 from typing import Final
@@ -34,14 +35,20 @@ _KEY_BITS: Final = 32
 
 
 class HostPages(msgspec.Struct, frozen=True):
-    """What one rank's host tier holds when a history ends. `model` names what computed it."""
+    """What one rank's host tier holds when a history ends. `model` names what computed it.
+
+    `tails` are slots by page, one mapping for each pool that keeps only ends.
+    """
 
     branches: list[Branch] = []
     model: str = ""
+    tails: list[dict[PageKey, int]] = []
 
     @property
     def count(self) -> int:
-        return sum([len(branch.keys) for branch in self.branches if branch.slots is not None])
+        """Keys to agree on."""
+        pages = sum([len(branch.keys) for branch in self.branches if branch.slots is not None])
+        return pages + sum(map(len, self.tails))
 
 
 NOTHING: Final = HostPages()
@@ -49,7 +56,15 @@ NOTHING: Final = HostPages()
 
 def host_pages(state: CacheState, model: str) -> HostPages:
     """The published host pages of a cache that has been abandoned; none when it is not known what computed them."""
-    return HostPages(state.tree.outline(Tier.HOST), model) if model else NOTHING
+    if not model:
+        return NOTHING
+    tails = [{key: page.slot for key, page in book.pages.items()} for book in state.tree.tails.on(Tier.HOST)]
+    return HostPages(state.tree.outline(Tier.HOST), model, tails)
+
+
+def held_keys(state: CacheState) -> int:
+    """The keys that these would be."""
+    return state.tree.pages(Tier.HOST) + sum(state.tree.tails.counts(Tier.HOST))
 
 
 class Keeping:
@@ -63,20 +78,22 @@ class Keeping:
         self.open = False
         self._keys_max = keys_max
         self._history = 0
-        self._portions: list[list[PageKey]] = []
+        self._portions: list[list[bytes]] = []
         self._next = 0
-        self._agreed: set[PageKey] = set()
+        self._agreed: set[bytes] = set()
 
     def hold(self, pages: HostPages, state: CacheState) -> None:
         """Claims the slots of these pages in a cache that is empty."""
         self.pages = pages
         for branch in pages.branches:
             if branch.slots is not None:
-                for pool, slots in zip(state.pools.host, branch.slots, strict=True):
+                for pool, slots in zip(state.pools.host, branch.slots, strict=False):
                     pool.claim(slots, KEPT)
+        for pool, held in zip(state.pools.host[state.pools.page_pools :], pages.tails, strict=False):
+            pool.claim(list(held.values()), KEPT)
 
     def begin(self, history: int, least: int, most: int, state: CacheState, consensus: Consensus) -> None:
-        """A history begins, in which ranks hold between `least` and `most` pages from before."""
+        """A history begins, in which ranks hold between `least` and `most` keys from before."""
         self.open = True
         self._history = history
         self._agreed.clear()
@@ -115,6 +132,10 @@ class Keeping:
         for branch in self.pages.branches:
             if branch.slots is not None:
                 kept += self._publish(branch, branch.slots, state)
+        ends = [
+            [slot for key, slot in held.items() if not self._keeps(n, key)] for n, held in enumerate(self.pages.tails)
+        ]
+        state.pools.free_slots(Tier.HOST, state.pools.beside_pages(tuple(ends)), KEPT)
         if kept:
             state.digest.apply(f"keep {kept}")
         self.pages = NOTHING
@@ -135,7 +156,21 @@ class Keeping:
         for at, count in runs_of(places):
             taken = [pool[at : at + count] for pool in slots]
             state.tree.publish_host(path[: first + at + count], first + at, count, taken)
+        self._publish_tails(path, [first + at for at in places], state)
         return len(places)
+
+    def _publish_tails(self, path: list[PageKey], places: list[int], state: CacheState) -> None:
+        """The agreed ends at these pages, which have just been published."""
+        tails = self.pages.tails
+        at = tuple([[place for place in places if self._keeps(number, path[place])] for number in range(len(tails))])
+        slots = tuple([[held[path[place]] for place in of_pool] for held, of_pool in zip(tails, at, strict=True)])
+        if any(at):
+            state.pools.hand_over(Tier.HOST, state.pools.beside_pages(slots), KEPT, INDEX)
+            state.tree.publish_tails(Tier.HOST, path, at, slots)
+
+    def _keeps(self, number: int, key: PageKey) -> bool:
+        """Whether all ranks have this page, and its slot in this pool of ends."""
+        return key in self.pages.tails[number] and key in self._agreed and _end_key(number, key) in self._agreed
 
     def _path(self, branch: Branch) -> list[PageKey]:
         parts = [branch.keys]
@@ -147,15 +182,21 @@ class Keeping:
     def _operation(self) -> OperationId:
         return f"{_NAME}{self._history}/{self._next}"
 
-    def _divided(self, most: int) -> list[list[PageKey]]:
+    def _divided(self, most: int) -> list[list[bytes]]:
         """This rank's keys by portion. As many portions on every rank, so that none should have too many keys."""
         bits = 0
         while most > (3 * self._keys_max << bits) // 4 and bits < _KEY_BITS:
             bits += 1
-        portions: list[list[PageKey]] = [[] for _ in range(1 << bits)]
+        portions: list[list[bytes]] = [[] for _ in range(1 << bits)]
         shift = _KEY_BITS - bits
-        for branch in self.pages.branches:
-            if branch.slots is not None:
-                for key in branch.keys:
-                    portions[int.from_bytes(key[: _KEY_BITS // 8], "big") >> shift].append(key)
+        keys = [key for branch in self.pages.branches if branch.slots is not None for key in branch.keys]
+        for number, held in enumerate(self.pages.tails):
+            keys += [_end_key(number, key) for key in held]
+        for key in keys:
+            portions[int.from_bytes(key[: _KEY_BITS // 8], "big") >> shift].append(key)
         return portions
+
+
+def _end_key(number: int, key: PageKey) -> bytes:
+    """Stands for the slot of a page in one pool that keeps only ends."""
+    return key + number.to_bytes(2, "big")

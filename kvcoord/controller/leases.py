@@ -2,15 +2,17 @@
 
 from kvcoord.domain import PageKey
 from kvcoord.index.results import Pin
+from kvcoord.index.tails import TailPin
 
 
 class Lease:
     """Pages of the path `keys`, used at `tick`.
 
-    `own` are slots, one list per pool, that it still owns for the pages from `first_new` on: those the engine computes.
-    `pins` keep its published pages. `loads` counts load-backs of its pages, its own and shared ones, that have not
-    ended on all ranks: until then nothing computed from them is published, and `write_asked` and `release_asked`
-    remember what to do then. `broken`: one of them was retracted.
+    `own` are slots, one list per pool, that it still owns for the pages from `first_new` on: those the engine computes;
+    in a pool that keeps only ends, for the last of them. `pins` and `tail_pins` keep what is published of it. `loads`
+    counts load-backs of its pages, its own and shared ones, that have not ended on all ranks: until then nothing
+    computed from them is published, and `write_asked` and `release_asked` remember what to do then. `broken`: one of
+    them was retracted.
     """
 
     __slots__ = (
@@ -24,6 +26,7 @@ class Lease:
         "own",
         "pins",
         "release_asked",
+        "tail_pins",
         "tick",
         "write_asked",
     )
@@ -37,6 +40,7 @@ class Lease:
         self.first_new = len(keys)
         self.own: tuple[list[int], ...] = ()
         self.pins: list[Pin] = []
+        self.tail_pins: list[TailPin] = []
         self.loads = 0
         self.broken = False
         self.write_asked: int | None = None

@@ -8,39 +8,16 @@ ranks or on none.
 from collections.abc import Callable, Collection
 from functools import partial
 
+from kvcoord.controller.acquisition import Acquisition, look, unloaded
 from kvcoord.controller.leases import Lease
-from kvcoord.controller.operations import Call, Operation, Run, runs_of
+from kvcoord.controller.operations import Call, Operation
 from kvcoord.controller.room import Room
-from kvcoord.controller.state import CacheState, joined, outcome_of, with_error
+from kvcoord.controller.state import CacheState, outcome_of, with_error
 from kvcoord.controller.transfers import Transfers
 from kvcoord.domain import OperationId, OperationKind, Outcome, PageKey, Path, Reason, Tier
 from kvcoord.errors import InvariantBroken, UsageError
-from kvcoord.index.results import Segment
-from kvcoord.memory.reservation import Refusal, Reservation
 from kvcoord.protocol.local import Acquired, Loaded, Slots
 from kvcoord.protocol.messages import Decision, Vote
-
-
-class Acquisition:
-    """One acquire until it is answered: what it needs, what it holds, and the slots of the whole path so far."""
-
-    __slots__ = ("call", "copies_open", "error", "landed", "lease", "new", "operation", "shared", "slots")
-
-    def __init__(self, call: Call, lease: Lease, operation: Operation, landed: bool, pool_count: int) -> None:
-        self.call = call
-        self.lease = lease
-        self.operation = operation
-        self.landed = landed
-        self.slots: list[list[int]] = [[] for _ in range(pool_count)]
-        self.shared: dict[OperationId, Operation] = {}
-        self.new: Reservation | None = None
-        self.copies_open = 0
-        self.error = ""
-
-    @property
-    def pages_missing(self) -> int:
-        """Pages that need a device slot: to be loaded, and new."""
-        return self.operation.pages + len(self.lease.keys) - self.lease.first_new
 
 
 class Loads:
@@ -58,22 +35,20 @@ class Loads:
 
     def acquire(self, keys: list[PageKey], call: Call, *, landed: bool) -> None:
         """Begins a lease. `state.waiting_for` says whether the outcome has to be waited for."""
-        wanted = self._look(keys, call, landed)
+        wanted = look(self._state, self._transfers, keys, call, landed=landed)
         op, state = wanted.operation, self._state
-        pages = wanted.pages_missing
+        pages, tails = wanted.pages_missing, wanted.tails_missing
         if state.at_limit():
             self._abort(wanted, Decision(op.id, Outcome.ABORT, 0, None, Reason.LIMIT, state.rank), Path.COVERED)
             return
-        covered = self._room.make(Tier.DEVICE, pages, keys)
+        covered = self._room.make(Tier.DEVICE, pages, keys, tails)
         if not covered and not state.immediate_allowed:
-            shortfall = {pool.name: pages - state.consensus.available(Tier.DEVICE) for pool in state.pools.device}
-            self._abort(
-                wanted, Decision(op.id, Outcome.ABORT, 0, None, Reason.DEVICE_FULL, -1, shortfall), Path.COVERED
-            )
+            reason, shortfall = self._room.shortfall(Tier.DEVICE, pages, tails)
+            self._abort(wanted, Decision(op.id, Outcome.ABORT, 0, None, reason, -1, shortfall), Path.COVERED)
             return
-        if pages:
-            state.consensus.issue(Tier.DEVICE, pages)
-        refused = self._reserve(wanted)
+        if pages or any(tails):
+            state.consensus.issue(Tier.DEVICE, pages, tails)
+        refused = wanted.reserve()
         if covered:
             if refused is None:
                 self._grant(wanted, Path.COVERED)
@@ -86,7 +61,8 @@ class Loads:
         if refused is None:
             vote = Vote(op.id, op.kind, True)
         else:
-            vote = Vote(op.id, op.kind, False, reason=Reason.DEVICE_FULL, shortfall=refused.shortfall)
+            reason = state.pools.reason(Tier.DEVICE, refused.shortfall)
+            vote = Vote(op.id, op.kind, False, reason=reason, shortfall=refused.shortfall)
         self._undecided[op.id] = wanted
         state.waiting_for = op.id
         decision = state.consensus.propose(vote, deferred=False)
@@ -131,7 +107,7 @@ class Loads:
 
     def copy_ended(self, op: Operation) -> None:
         """This rank's copy is over, or given up: whoever waits for it, or for the slots it leaves, goes on."""
-        if op.leaving and self._parked is not None and self._reserve(self._parked) is None:
+        if op.leaving and self._parked is not None and self._parked.reserve() is None:
             wanted, self._parked = self._parked, None
             self._state.waiting_for = None
             self._grant(wanted, Path.COVERED)
@@ -143,6 +119,9 @@ class Loads:
         for lease in op.leases:
             lease.loads -= 1
             lease.pins += [self._state.tree.pin(op.keys, first, count, Tier.DEVICE) for first, count in op.runs]
+            if any(op.tails):
+                # A page whose own load-back has not ended is not there yet: the lease keeps the slot itself.
+                lease.tail_pins.append(self._state.tree.tails.pin_there(Tier.DEVICE, op.keys, op.tails))
             if op.spare:
                 self._keep_slots(op, lease)
 
@@ -176,18 +155,14 @@ class Loads:
         get the first slots; those become the index's when every rank's copy has landed.
         """
         state = self._state
+        if state.pools.windows:
+            fix = "a group with pools of kind window or state loads what their ends need by itself: acquire the path"
+            raise UsageError("load_back", len(keys), fix)
         state.tick += 1
         match = state.tree.match(keys)
         state.tree.touch(keys, state.tick)
-        on_host = [segment for segment in match.segments if segment.tier is Tier.HOST]
-        op = Operation(
-            OperationKind.LOAD_BACK,
-            state.next_serial(),
-            0,
-            Tier.DEVICE,
-            keys,
-            [run for segment in on_host for run in self._unloaded(keys, segment)],
-        )
+        runs = unloaded(state, keys, match.segments)
+        op = Operation(OperationKind.LOAD_BACK, state.next_serial(), 0, Tier.DEVICE, keys, runs)
         if state.at_limit():
             aborted = Decision(op.id, Outcome.ABORT, 0, None, Reason.LIMIT, state.rank)
             state.count(op.kind, Path.COVERED, aborted)
@@ -203,8 +178,7 @@ class Loads:
         if not op.pages:
             state.reply(call, answer)
             return
-        op.pins = [state.tree.pin(keys, first, count, Tier.HOST) for first, count in op.runs]
-        op.source_slots = joined([pin.slots for pin in op.pins])
+        self._transfers.pin_source(op, Tier.HOST)
         op.fixed = tuple([held[: op.pages] for held in slots])
         state.operations[op.id] = op
         self._transfers.commit(op)
@@ -220,69 +194,6 @@ class Loads:
         if not wanted.copies_open:
             self._answer(wanted)
 
-    def _look(self, keys: list[PageKey], call: Call, landed: bool) -> Acquisition:
-        """Matches the path and takes the pins."""
-        state = self._state
-        serial = state.next_serial()
-        state.tick += 1
-        lease = Lease(serial, keys, state.tick)
-        match = state.tree.match(keys)
-        state.tree.touch(keys, state.tick)
-        lease.first_new = match.pages
-        lease.device_pages, lease.host_pages = match.device_pages, match.host_pages
-        to_load = [
-            run for segment in match.segments if segment.tier is Tier.HOST for run in self._unloaded(keys, segment)
-        ]
-        kind = OperationKind.LOAD_BACK if to_load else OperationKind.ALLOCATE
-        op = Operation(kind, serial, 0, Tier.DEVICE, keys, to_load)
-        op.tick, op.path = state.tick, Path.IMMEDIATE
-        op.pins = [state.tree.pin(keys, first, count, Tier.HOST) for first, count in to_load]
-        op.source_slots = joined([pin.slots for pin in op.pins])
-        wanted = Acquisition(call, lease, op, landed, len(state.pools.names))
-        for segment in match.segments:
-            if segment.tier is Tier.DEVICE:
-                lease.pins.append(state.tree.pin(keys, segment.first, segment.count, Tier.DEVICE))
-                for held, more in zip(wanted.slots, segment.slots, strict=True):
-                    held.extend(more)
-            else:
-                self._place(wanted, segment)
-        return wanted
-
-    def _unloaded(self, keys: list[PageKey], segment: Segment) -> list[Run]:
-        """The pages of a host segment that nobody is loading."""
-        loading = self._state.in_flight[Tier.DEVICE]
-        if not loading:
-            return [(segment.first, segment.count)]
-        return runs_of([at for at in range(segment.first, segment.first + segment.count) if keys[at] not in loading])
-
-    def _place(self, wanted: Acquisition, segment: Segment) -> None:
-        """Slots of a host segment: those of others' load-backs, and holes (-1) for what is to be loaded."""
-        loading, keys = self._state.in_flight[Tier.DEVICE], wanted.lease.keys
-        for at in range(segment.first, segment.first + segment.count):
-            found = loading.get(keys[at])
-            if found is None:
-                for held in wanted.slots:
-                    held.append(-1)
-                continue
-            other, position = found
-            wanted.shared[other.id] = other
-            for held, pool in zip(wanted.slots, self._transfers.destination(other), strict=True):
-                held.append(pool[position])
-
-    def _reserve(self, wanted: Acquisition) -> Refusal | None:
-        """Slots for the pages to load and the new ones: both or none."""
-        pools, op, lease = self._state.pools, wanted.operation, wanted.lease
-        load = pools.reserve(Tier.DEVICE, op.pages, op.id)
-        new = pools.reserve(Tier.DEVICE, len(lease.keys) - lease.first_new, lease.owner)
-        if isinstance(load, Reservation) and isinstance(new, Reservation):
-            op.reservation, wanted.new = load, new
-            return None
-        for held in (load, new):
-            if isinstance(held, Reservation):
-                held.abort()
-        short = wanted.pages_missing
-        return Refusal(op.id, {pool.name: short - pool.free_count for pool in pools.device if pool.free_count < short})
-
     def _grant(self, wanted: Acquisition, path: Path) -> None:
         state, op, lease = self._state, wanted.operation, wanted.lease
         decision = Decision(op.id, Outcome.COMMIT)
@@ -291,11 +202,11 @@ class Loads:
         assert op.reservation is not None
         wanted.new.commit()
         lease.own = state.pools.slots(Tier.DEVICE, wanted.new)
-        self._fill(wanted)
+        wanted.fill()
         state.leases[lease.number] = lease
         state.counters.pages_hit[Tier.DEVICE] += lease.device_pages
         state.counters.pages_hit[Tier.HOST] += lease.host_pages
-        if op.pages:
+        if op.moves:
             state.operations[op.id] = op
             wanted.shared[op.id] = op
             self._transfers.commit(op)
@@ -312,17 +223,6 @@ class Loads:
         if not wanted.copies_open:
             self._answer(wanted)
 
-    def _fill(self, wanted: Acquisition) -> None:
-        """Puts the reserved slots into the holes, and the new ones at the end."""
-        assert wanted.operation.reservation is not None
-        loaded = self._state.pools.slots(Tier.DEVICE, wanted.operation.reservation)
-        for held, pool, own in zip(wanted.slots, loaded, wanted.lease.own, strict=True):
-            at = 0
-            for first, count in wanted.operation.runs:
-                held[first : first + count] = pool[at : at + count]
-                at += count
-            held.extend(own)
-
     def _abort(self, wanted: Acquisition, decision: Decision, path: Path) -> None:
         """Everything goes back, and the engine is told what was cached all the same."""
         self._record(wanted, decision, path)
@@ -330,8 +230,8 @@ class Loads:
         for held in (op.reservation, wanted.new):
             if held is not None:
                 held.abort()
-        for pin in [*op.pins, *lease.pins]:
-            self._state.tree.unpin(pin)
+        self._state.unpin(op)
+        self._state.unpin(lease)
         outcome = outcome_of(decision, path)
         answer = Acquired(outcome, 0, lease.device_pages, lease.host_pages, [], [], op.id)
         self._state.reply(wanted.call, answer)
@@ -349,6 +249,13 @@ class Loads:
         op, lease = wanted.operation, wanted.lease
         outcome = outcome_of(Decision(op.id, Outcome.COMMIT), op.path)
         answer = Acquired(
-            outcome, lease.number, lease.device_pages, lease.host_pages, wanted.slots, op.runs, op.id, wanted.error
+            outcome,
+            lease.number,
+            lease.device_pages,
+            lease.host_pages,
+            [*wanted.slots, *wanted.tail_slots],
+            op.runs,
+            op.id,
+            wanted.error,
         )
         self._state.reply(wanted.call, answer)

@@ -10,6 +10,7 @@ from enum import StrEnum
 from kvcoord.controller.leases import Lease
 from kvcoord.domain import OperationId, OperationKind, PageKey, Path, Reason, Tier
 from kvcoord.index.results import Pin
+from kvcoord.index.tails import Positions, TailPin
 from kvcoord.memory.reservation import Reservation
 
 Call = tuple[int, int]
@@ -28,8 +29,10 @@ class Phase(StrEnum):
 class Operation:
     """One open operation: pages `runs` of the path `keys`, copied to `tier`.
 
-    `reservation` holds the destination slots, `pins` the source pages. `copy_open`: this rank's own copy runs.
-    `fixed` are destination or source slots that belong to the engine and not to a pool of ours.
+    `tails` are the positions of the pages that it moves in each pool that keeps only ends, whether or not they are in
+    `runs`: with the reserved slots, which are in the same order, they are its page maps. `reservation` holds the
+    destination slots, `pins` and `tail_pins` the source. `copy_open`: this rank's own copy runs. `fixed` are
+    destination or source slots that belong to the engine and not to a pool of ours.
     """
 
     __slots__ = (
@@ -56,12 +59,21 @@ class Operation:
         "source_doubtful",
         "source_slots",
         "spare",
+        "tail_pins",
+        "tails",
         "tick",
         "tier",
     )
 
     def __init__(
-        self, kind: OperationKind, serial: int, attempt: int, tier: Tier, keys: list[PageKey], runs: list[Run]
+        self,
+        kind: OperationKind,
+        serial: int,
+        attempt: int,
+        tier: Tier,
+        keys: list[PageKey],
+        runs: list[Run],
+        tails: Positions = (),
     ) -> None:
         self.id: OperationId = f"{kind}/{serial}/{attempt}"
         self.kind = kind
@@ -70,6 +82,7 @@ class Operation:
         self.tier = tier
         self.keys = keys
         self.runs = runs
+        self.tails = tails
         self.pages = sum(count for _, count in runs)
         self.phase = Phase.VOTED
         self.path = Path.VOTED
@@ -82,6 +95,7 @@ class Operation:
         self.source_doubtful = False
         """Some rank could not copy what its source pages hold."""
         self.pins: list[Pin] = []
+        self.tail_pins: list[TailPin] = []
         self.leases: list[Lease] = []
         self.holders = 0
         """Leases that still read its destination although it was retracted, or `spare`: the slots go back with the
@@ -95,9 +109,33 @@ class Operation:
         self.asked_by: Call | None = None
         """The call that is answered with the outcome."""
 
+    @property
+    def moves(self) -> bool:
+        """Whether there is anything to copy."""
+        return bool(self.pages) or any(self.tails)
+
+    @property
+    def tail_counts(self) -> list[int]:
+        """Slots that it takes in each pool that keeps only ends."""
+        return [len(positions) for positions in self.tails]
+
+    @property
+    def extent(self) -> str:
+        """How much it moves, for the digest."""
+        return "+".join(map(str, (self.pages, *self.tail_counts)))
+
     def page_keys(self) -> list[PageKey]:
         """The keys of the pages that it moves."""
         return [key for first, count in self.runs for key in self.keys[first : first + count]]
+
+    def tail_keys(self) -> list[list[PageKey]]:
+        """The keys of the pages that it moves in each pool that keeps only ends."""
+        return [[self.keys[at] for at in positions] for positions in self.tails]
+
+    def pages_of_tails(self) -> list[Run]:
+        """Pages of which it moves nothing but tails."""
+        moved = {at for first, count in self.runs for at in range(first, first + count)}
+        return runs_of(sorted({at for positions in self.tails for at in positions} - moved))
 
 
 def runs_of(positions: list[int]) -> list[Run]:

@@ -27,6 +27,8 @@ from kvcoord.protocol.digest import Digest
 from kvcoord.protocol.local import Answer, Loaded
 from kvcoord.protocol.messages import Decision
 
+InFlight = dict[PageKey, tuple[Operation, int]]
+
 DecisionKey = tuple[OperationKind | None, Path, Outcome, Reason | None]
 
 
@@ -76,8 +78,12 @@ class CacheState:
         self.tick = 0
         self.serial = 0
         self.operations: dict[OperationId, Operation] = {}
-        self.in_flight: dict[Tier, dict[PageKey, tuple[Operation, int]]] = {Tier.DEVICE: {}, Tier.HOST: {}}
+        self.in_flight: dict[Tier, InFlight] = {Tier.DEVICE: {}, Tier.HOST: {}}
         """By destination: pages being copied there, with their position among the operation's pages."""
+        self.tails_in_flight: dict[Tier, tuple[InFlight, ...]] = {
+            tier: tuple([{} for _ in pools.windows]) for tier in Tier
+        }
+        """The same for each pool that keeps only ends."""
         self.leases: dict[int, Lease] = {}
         self.waiting_for: OperationId | None = None
         """The operation whose outcome the engine's next call has to wait for: it was put to an immediate vote, or its
@@ -100,6 +106,15 @@ class CacheState:
     def leaving(self) -> bool:
         """Whether copies run out of device slots that were given up: those slots will be free without more ado."""
         return any(op.leaving and op.copy_open for op in self.operations.values())
+
+    def unpin(self, holder: Operation | Lease) -> None:
+        """Lets go of everything that an operation or a lease keeps in its place."""
+        for pin in holder.pins:
+            self.tree.unpin(pin)
+        for tail_pin in holder.tail_pins:
+            self.tree.tails.unpin(tail_pin)
+        holder.pins.clear()
+        holder.tail_pins.clear()
 
     def reply(self, call: Call, answer: Answer) -> None:
         self.effects.append(Reply(call[0], call[1], answer))

@@ -6,10 +6,11 @@ over, its source when no rank's copy reads it any more.
 
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import zip_longest
 
 from kvcoord.controller.effects import StartCopy
 from kvcoord.controller.operations import Operation, Phase
-from kvcoord.controller.state import CacheState
+from kvcoord.controller.state import CacheState, joined
 from kvcoord.controller.tiers import ENGINE, INDEX
 from kvcoord.domain import OperationId, OperationKind, Reason, Tier
 from kvcoord.errors import InvariantBroken, UsageError
@@ -29,11 +30,23 @@ class Transfers:
         self._published = published
         self._retracted = retracted
 
+    def pin_source(self, op: Operation, source: Tier) -> None:
+        """Keeps what the operation reads until it has ended: its pages, its tails, and the pages of these."""
+        tree = self._state.tree
+        op.pins = [tree.pin(op.keys, first, count, source) for first, count in op.runs]
+        op.source_slots = joined([pin.slots for pin in op.pins]) or self._state.pools.beside_pages(())
+        if tree.tails:
+            op.pins += [tree.pin(op.keys, first, count, source) for first, count in op.pages_of_tails()]
+            op.tail_pins = [tree.tails.pin(source, op.keys, op.tails)]
+            op.source_slots += op.tail_pins[0].slots
+
     def claim(self, op: Operation) -> None:
         """From here on these pages are on their way to the tier: nobody else need bring them there."""
         in_flight = self._state.in_flight[op.tier]
         for position, key in enumerate(op.page_keys()):
             in_flight[key] = (op, position)
+        for tail_in_flight, keys in zip(self._state.tails_in_flight[op.tier], op.tail_keys(), strict=False):
+            tail_in_flight.update({key: (op, position) for position, key in enumerate(keys)})
 
     def commit(self, op: Operation) -> None:
         """COMMIT: starts this rank's copy. Before it, nothing was copied."""
@@ -50,7 +63,7 @@ class Transfers:
         if op.reservation is not None and op.reservation.state is ReservationState.HELD:
             op.reservation.abort()
         self._disclaim(op)
-        self._unpin(op)
+        self._state.unpin(op)
 
     def give_up(self, operation: OperationId) -> None:
         """Whoever waits for this rank's own copy is told that it has failed; once it is over the group is told so too.
@@ -133,11 +146,15 @@ class Transfers:
             op.reservation.commit()
         state.pools.hand_over(op.tier, slots, op.id if op.reservation is not None else ENGINE, INDEX)
         publish = state.tree.publish_host if op.tier is Tier.HOST else state.tree.publish_device
+        of_pages, of_tails = slots[: state.pools.page_pools], slots[state.pools.page_pools :]
         at = 0
         for first, count in op.runs:
-            kept = publish(op.keys, first, count, [pool[at : at + count] for pool in slots], op.tick)
+            kept = publish(op.keys, first, count, [pool[at : at + count] for pool in of_pages], op.tick)
             self._set_aside(op, kept)
             at += count
+        if any(op.tails):
+            kept = state.tree.publish_tails(op.tier, op.keys, op.tails, of_tails, op.tick)
+            self._set_aside(op, state.pools.beside_pages(kept))
         self._published(op)
         if not op.holders:
             self.give_back(op)
@@ -147,9 +164,9 @@ class Transfers:
         pools = self._state.pools
         if not op.leases:
             pools.free_slots(op.tier, kept, INDEX)
-        elif kept[0]:
+        elif any(kept):
             pools.hand_over(op.tier, kept, INDEX, op.id)
-            op.spare = tuple([[*held, *more] for held, more in zip(op.spare or [[]] * len(kept), kept, strict=True)])
+            op.spare = tuple([[*held, *more] for held, more in zip_longest(op.spare, kept, fillvalue=())])
 
     def _retract(self, op: Operation) -> None:
         op.phase = Phase.RETRACTED
@@ -176,10 +193,15 @@ class Transfers:
             claimed = in_flight.get(key)
             if claimed is not None and claimed[0] is op:
                 del in_flight[key]
+        for tail_in_flight, keys in zip(self._state.tails_in_flight[op.tier], op.tail_keys(), strict=False):
+            for key in keys:
+                claimed = tail_in_flight.get(key)
+                if claimed is not None and claimed[0] is op:
+                    del tail_in_flight[key]
 
     def _end(self, op: Operation) -> None:
         del self._state.operations[op.id]
-        self._unpin(op)
+        self._state.unpin(op)
         if op.source_doubtful:
             self._drop_source(op)
 
@@ -188,12 +210,15 @@ class Transfers:
 
         Pages that another operation reads stay for now; in lockstep these are the same on every rank.
         """
-        state = self._state
+        tree, pools = self._state.tree, self._state.pools
         for first, count in op.runs:
             with suppress(UsageError):
-                state.pools.free_slots(Tier.HOST, state.tree.retract_host(op.keys, first, count), INDEX)
-
-    def _unpin(self, op: Operation) -> None:
-        for pin in op.pins:
-            self._state.tree.unpin(pin)
-        op.pins.clear()
+                pools.free_slots(Tier.HOST, tree.retract_host(op.keys, first, count), INDEX)
+        if tree.tails:
+            dropped = tuple(
+                [
+                    [book.drop(key) for key in keys if key in book.pages and not book.pages[key].pins]
+                    for book, keys in zip(tree.tails.on(Tier.HOST), op.tail_keys(), strict=True)
+                ]
+            )
+            pools.free_slots(Tier.HOST, pools.beside_pages(dropped), INDEX)

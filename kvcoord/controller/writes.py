@@ -2,15 +2,30 @@
 
 `reserve_write` only allocates; `commit_write` starts the copy; `abort_write` gives back. A write names the pages of one
 path that are on the device, not on the host, and not being written already, ancestors included, so that what is on the
-host stays reachable from the root.
+host stays reachable from the root. In pools that keep only ends these pages take their slots along, and so does the end
+of the path.
 """
+
+from collections.abc import Sequence
 
 from kvcoord.controller.operations import Call, Operation, Run, runs_of
 from kvcoord.controller.room import Room
-from kvcoord.controller.state import CacheState, joined, outcome_of
+from kvcoord.controller.state import CacheState, outcome_of
 from kvcoord.controller.transfers import Transfers
-from kvcoord.domain import Aborted, Committed, OperationKind, Outcome, PageKey, Path, Reason, Tier, WritePolicy
+from kvcoord.domain import (
+    Aborted,
+    Committed,
+    OperationKind,
+    Outcome,
+    PageKey,
+    Path,
+    Reason,
+    Shortfall,
+    Tier,
+    WritePolicy,
+)
 from kvcoord.errors import InvariantBroken
+from kvcoord.index.tails import Positions
 from kvcoord.memory.reservation import Refusal
 from kvcoord.protocol.local import Written
 from kvcoord.protocol.messages import Decision, Vote
@@ -36,8 +51,8 @@ class Writes:
         later step), else to a vote of its own, whose outcome answers `call`.
         """
         runs = [] if self._state.policy is WritePolicy.WRITE_BACK else self._unwritten(keys)
-        op = Operation(OperationKind.WRITE_THROUGH, serial, 0, Tier.HOST, keys, runs)
-        if not runs:
+        op = Operation(OperationKind.WRITE_THROUGH, serial, 0, Tier.HOST, keys, runs, self._tails_unwritten(keys, runs))
+        if not op.moves:
             self._tell(op, call, Committed(op.id, Path.COVERED))
             return
         if self._state.at_limit():
@@ -53,23 +68,23 @@ class Writes:
             self._state.reply(op.asked_by, Written(None, op.id, op.pages))
             op.asked_by = None
 
-    def reserve_write(self, op: Operation, at_least: int = 0) -> None:
+    def reserve_write(self, op: Operation, at_least: int = 0, tails_at_least: Sequence[int] = ()) -> None:
         """Allocates host slots for the operation's pages, covered or put to the vote. Copies nothing.
 
         `at_least` pages are evicted first if need be: the shortfall that an earlier vote has shown.
         """
-        state, keys = self._state, op.keys
-        op.pins = [state.tree.pin(keys, first, count, Tier.DEVICE) for first, count in op.runs]
-        op.source_slots = joined([pin.slots for pin in op.pins])
+        state, keys, tails = self._state, op.keys, op.tail_counts
+        self._transfers.pin_source(op, Tier.DEVICE)
         state.operations[op.id] = op
         self._transfers.claim(op)
-        covered = self._room.make(Tier.HOST, op.pages, keys, at_least=at_least)
-        state.consensus.issue(Tier.HOST, op.pages)
-        taken = state.pools.reserve(Tier.HOST, op.pages, op.id)
+        covered = self._room.make(Tier.HOST, op.pages, keys, tails, at_least=at_least, tails_at_least=tails_at_least)
+        state.consensus.issue(Tier.HOST, op.pages, tails)
+        taken = state.pools.reserve(Tier.HOST, op.pages, op.id, tails)
         if isinstance(taken, Refusal):
             if covered:
                 raise InvariantBroken("a covered reserve fits on every rank", f"{op.id} lacks {taken.shortfall}")
-            vote = Vote(op.id, op.kind, False, reason=Reason.HOST_FULL, shortfall=taken.shortfall)
+            reason = state.pools.reason(Tier.HOST, taken.shortfall)
+            vote = Vote(op.id, op.kind, False, reason=reason, shortfall=taken.shortfall)
         else:
             op.reservation = taken
             vote = Vote(op.id, op.kind, True)
@@ -90,12 +105,12 @@ class Writes:
         state = self._state
         op.path = path
         state.count(op.kind, path, decision)
-        state.digest.apply(f"{decision.outcome} {op.id} {op.pages}")
+        state.digest.apply(f"{decision.outcome} {op.id} {op.extent}")
         if decision.outcome is Outcome.COMMIT:
             self.commit_write(op)
         else:
             self.abort_write(op)
-            if decision.reason in _FULL and self._retry(op, max(decision.shortfall.values(), default=0)):
+            if decision.reason in _FULL and self._retry(op, decision.shortfall):
                 return
         self._settled(op, outcome_of(decision, path))
 
@@ -107,15 +122,17 @@ class Writes:
         """Gives the pages back; nothing was copied."""
         self._transfers.abort(op)
 
-    def _retry(self, op: Operation, shortfall: int) -> bool:
+    def _retry(self, op: Operation, shortfall: Shortfall) -> bool:
         """Tries once more under a new id if an eviction can help. Whether it did."""
-        runs = self._unwritten(op.keys)
-        if op.attempt + 1 >= ATTEMPTS_MAX or not runs or self._state.tree.evictable(Tier.HOST) == 0:
+        state, runs = self._state, self._unwritten(op.keys)
+        tails = self._tails_unwritten(op.keys, runs)
+        again = Operation(op.kind, op.serial, op.attempt + 1, Tier.HOST, op.keys, runs, tails)
+        evictable = state.tree.evictable(Tier.HOST) or any(book.evictable for book in state.tree.tails.on(Tier.HOST))
+        if again.attempt >= ATTEMPTS_MAX or not again.moves or not evictable:
             return False
-        again = Operation(op.kind, op.serial, op.attempt + 1, Tier.HOST, op.keys, runs)
         again.tick, again.deferred = op.tick, op.deferred
         again.asked_by, op.asked_by = op.asked_by, None
-        self.reserve_write(again, shortfall)
+        self.reserve_write(again, *state.pools.missing(Tier.HOST, shortfall))
         return True
 
     def _settled(self, op: Operation, outcome: Committed | Aborted) -> None:
@@ -138,3 +155,27 @@ class Writes:
         if not writing:
             return runs
         return runs_of([at for first, count in runs for at in range(first, first + count) if keys[at] not in writing])
+
+    def _tails_unwritten(self, keys: list[PageKey], runs: list[Run]) -> Positions:
+        """Pages whose slots in the pools of ends go to the host too: those of `runs`, and the end of the path.
+
+        What an earlier end has lost on the host stays lost: it would only push out ends that are in use.
+        """
+        tree = self._state.tree
+        if not tree.tails:
+            return ()
+        moved = {at for first, count in runs for at in range(first, first + count)}
+        there = {at for first, count in tree.resident(keys, Tier.HOST) for at in range(first, first + count)}
+        writing = self._state.tails_in_flight[Tier.HOST]
+        ends = tree.tails.ends(len(keys))
+        books = zip(tree.tails.on(Tier.DEVICE), tree.tails.on(Tier.HOST), writing, ends, strict=True)
+        return tuple(
+            [
+                [
+                    at
+                    for at in sorted(moved.union(there.intersection(end)))
+                    if keys[at] in device.pages and keys[at] not in host.pages and keys[at] not in others
+                ]
+                for device, host, others, end in books
+            ]
+        )

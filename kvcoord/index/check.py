@@ -7,8 +7,9 @@ from typing import NoReturn
 
 from kvcoord.domain import PAGE_KEY_BYTES, PageKey
 from kvcoord.errors import InvariantBroken
-from kvcoord.index.node import Node
+from kvcoord.index.node import TIERS, Node
 from kvcoord.index.paths import parents_first
+from kvcoord.index.tails import Tails
 from kvcoord.index.tier import TierIndex, key_sum
 
 
@@ -20,6 +21,25 @@ def check_tree(root: Node, books: tuple[TierIndex, TierIndex]) -> None:
         _check_slots(tier, nodes)
         _check_counts(tier, nodes)
         _check_queue(tier, nodes)
+
+
+def check_tails(root: Node, tails: Tails) -> None:
+    """Raises InvariantBroken when a page has a slot in a pool of ends without being there, or its book is wrong."""
+    if not tails:
+        return
+    for number, tier in enumerate(TIERS):
+        depths = {
+            key: node.depth + at
+            for node in parents_first(root)
+            if node.tiers[number].slots is not None
+            for at, key in enumerate(node.keys)
+        }
+        for book in tails.on(tier):
+            book.check()
+            for key, page in book.pages.items():
+                if depths.get(key) != page.depth:
+                    where = f"{key.hex()} on {tier}, position {page.depth}, not {depths.get(key)}"
+                    raise InvariantBroken("only a page that is on the tier has a slot there", where)
 
 
 def _check_shape(root: Node, nodes: list[Node]) -> None:

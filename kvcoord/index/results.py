@@ -18,7 +18,11 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
-    """The usable prefix of a path: its leading pages that are on a tier. A page on both tiers counts as device."""
+    """The usable prefix of a path: its leading pages that are on a tier. A page on both tiers counts as device.
+
+    Where pools keep only ends, what they have for the end of a prefix must be cached too; from the first page on of
+    which that is on the host, pages count as host.
+    """
 
     device_pages: int
     host_pages: int

@@ -7,40 +7,47 @@ never visible: equal pages, uses and pins give equal answers.
 Slots are given and returned as one list for each pool of the tier, in the order of the pools named to the
 constructor. The tree owns no slot: a slot that leaves it is the caller's to free. `tick` is a logical clock of the
 caller, >= 0. Knows nothing of bytes, copies, reservations or other ranks, and is not for use from several threads.
+
+Pools that keep only the end of a sequence have their pages in `tails`. They shorten what is usable, and what leaves a
+tier takes its slots in them along: those follow in what is returned, one list for each of these pools.
 """
 
 from collections.abc import Sequence
 
 from kvcoord.domain import PageKey, PoolName, Tier
 from kvcoord.errors import InvariantBroken, UsageError
-from kvcoord.index.check import check_tree
+from kvcoord.index.check import check_tails, check_tree
 from kvcoord.index.eviction import EvictionOrder
 from kvcoord.index.node import TIERS, Node, Slots
 from kvcoord.index.paths import cover, parents_first, tidy, walk
 from kvcoord.index.results import Branch, Match, Pin, Segment
+from kvcoord.index.tails import Positions, Tails
 from kvcoord.index.tier import DIGEST_MASK, TierIndex, check_key_lengths
 from kvcoord.index.victims import Victim
 
 
 class RadixTree:
-    """The index of one rank. `order` says which of the pages that may go goes first."""
+    """The index of one rank. `order` says which of the pages that may go goes first. `windows` are those of the pools
+    that keep only the end of a sequence, in pages."""
 
     def __init__(
         self,
         order: EvictionOrder,
         device_pools: Sequence[PoolName] = ("kv",),
         host_pools: Sequence[PoolName] = ("kv",),
+        windows: Sequence[int] = (),
     ) -> None:
         if not device_pools or not host_pools:
             raise UsageError("pools", (device_pools, host_pools), "name at least one pool for each tier")
         self._root = Node(None, 0, [])
         self._device = TierIndex(0, device_pools, order)
         self._host = TierIndex(1, host_pools, order)
+        self.tails = Tails(windows, order)
 
     @property
     def digest(self) -> int:
-        """64 bits over the published (page key, tier) pairs; slots and use do not enter. O(1)."""
-        return (self._device.digest + self._host.digest) & DIGEST_MASK
+        """64 bits over the published (page key, tier) pairs; slots and use do not enter. O(pools)."""
+        return (self._device.digest + self._host.digest + self.tails.digest) & DIGEST_MASK
 
     @property
     def run_count(self) -> int:
@@ -91,7 +98,8 @@ class RadixTree:
                 number = here
                 runs.append((here, start, tuple([pool[:shared] for pool in held])))
         segments = [Segment(TIERS[here], first, len(slots[0]), slots) for here, first, slots in runs]
-        return Match(counts[0], counts[1], segments)
+        match = Match(counts[0], counts[1], segments)
+        return self._with_ends(keys, match) if self.tails else match
 
     def unbacked(self, keys: Sequence[PageKey], hits_min: int = 0) -> list[tuple[int, int]]:
         """What a write policy would copy: (first, count) of the pages of the path that are on the device, not on the
@@ -117,6 +125,9 @@ class RadixTree:
 
         Recency and priority only grow: the larger of the old and the new value stands.
         """
+        if self.tails:
+            keys = keys[: self.match(keys).pages]
+            self.tails.touch(keys, tick, priority)
         touched = 0
         for node, _, shared in walk(self._root, keys, len(keys)):
             if not node.resident:
@@ -164,6 +175,23 @@ class RadixTree:
     ) -> Slots:
         """Publish pages on the host. Otherwise as `publish_device`."""
         return self._publish(self._host, keys, first, count, slots, tick, priority)
+
+    def publish_tails(self, tier: Tier, keys: Sequence[PageKey], at: Positions, slots: Slots, tick: int = 0) -> Slots:
+        """Gives pages of the path their slots in the pools that keep only ends. `at` has the position of each slot.
+
+        The slots that are not taken are returned: of pages that have one already, or are not on the tier.
+        """
+        there = {position for first, count in self.resident(keys, tier) for position in range(first, first + count)}
+        return tuple(
+            [
+                [
+                    slot
+                    for position, slot in zip(positions, offered, strict=True)
+                    if position not in there or not book.publish(keys[position], position, slot, tick)
+                ]
+                for book, positions, offered in zip(self.tails.on(tier), at, slots, strict=True)
+            ]
+        )
 
     def retract_device(self, keys: Sequence[PageKey], first: int, count: int) -> Slots:
         """Take pages `first` to `first + count` of the path off the device. Returns their slots, in path order.
@@ -213,13 +241,16 @@ class RadixTree:
         """
         books = self._books(tier)
         victims = books.select(count)
-        for victim in victims:
-            self._retract(books, victim.path, victim.first, victim.count)
+        for number, victim in enumerate(victims):
+            slots = self._retract(books, victim.path, victim.first, victim.count)
+            if self.tails:
+                victims[number] = Victim(victim.path, victim.first, slots)
         return victims
 
     def check(self) -> None:
         """Compute every invariant from scratch, O(cached pages). InvariantBroken for the first that does not hold."""
         check_tree(self._root, (self._device, self._host))
+        check_tails(self._root, self.tails)
 
     def _books(self, tier: Tier) -> TierIndex:
         return self._device if tier is Tier.DEVICE else self._host
@@ -280,7 +311,25 @@ class RadixTree:
             if not node.resident:
                 node.forget_use()
         tidy(nodes, first)
-        return slots
+        return slots + self.tails.drop(TIERS[books.number], keys[first:end]) if self.tails else slots
+
+    def _with_ends(self, keys: Sequence[PageKey], match: Match) -> Match:
+        """The part of a match that is usable with what the pools of ends have. From the first page on of whose end
+        anything has to be loaded pages count as host; a segment says where the page itself is."""
+        end = self.tails.usable(keys, match.pages)
+        late = min([positions[0] for positions in self.tails.to_load(keys, end) if positions], default=end)
+        device = 0
+        segments: list[Segment] = []
+        for segment in match.segments:
+            count = min(segment.count, end - segment.first)
+            if count <= 0:
+                break
+            segments.append(
+                Segment(segment.tier, segment.first, count, tuple([pool[:count] for pool in segment.slots]))
+            )
+            if segment.tier is Tier.DEVICE:
+                device += max(0, min(segment.first + count, late) - segment.first)
+        return Match(device, end - device, segments)
 
 
 def _checked_end(keys: Sequence[PageKey], first: int, count: int) -> int:

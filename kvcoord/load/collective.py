@@ -5,7 +5,7 @@ all_reduce(MIN) on the thread that serves the engine, and copies end in the orde
 as are over on all ranks. The rest of the worker is the same. Which library reduces is not known here: see `gloo`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kvcoord.config import WorkerConfig
@@ -38,24 +38,30 @@ class CollectiveConsensus:
         self._pool_names = [pool.name for pool in (*pools.device, *pools.host)]
         self._rank = rank
         self._minimum = minimum
-        self._free: dict[Tier, int] = {}
-        """What the collective of this decision has said, and what agreed evictions have added since."""
+        self._free: dict[Tier, list[int]] = {}
+        """What the collective of this decision has said (pages, then tails), and what agreed evictions have added."""
         self._acks: dict[OperationId, Ack] = {}
 
     def available(self, tier: Tier) -> int:
+        return self._agreed(tier)[0]
+
+    def available_tails(self, tier: Tier) -> list[int]:
+        return self._agreed(tier)[1:]
+
+    def _agreed(self, tier: Tier) -> list[int]:
         free = self._free.get(tier)
         if free is None:
-            (free,) = self._minimum([self._pools.free(tier)])
-            self._free[tier] = free
+            free = self._free[tier] = self._minimum([self._pools.free(tier), *self._pools.free_tails(tier)])
         return free
 
-    def issue(self, tier: Tier, pages: int) -> None:
+    def issue(self, tier: Tier, pages: int, tails: Sequence[int] = ()) -> None:
         """The pools say what is left: the next decision asks again."""
         self._free.pop(tier, None)
 
-    def credit(self, tier: Tier, pages: int) -> None:
-        if tier in self._free:
-            self._free[tier] += pages
+    def credit(self, tier: Tier, pages: int, tails: Sequence[int] = ()) -> None:
+        free = self._free.get(tier)
+        if free is not None:
+            self._free[tier] = [one + more for one, more in zip(free, (pages, *tails), strict=True)]
 
     def propose(self, vote: Vote, *, deferred: bool) -> Decision | None:
         """Decides at once: COMMIT, or ABORT with the first rank that said no and the largest shortfall."""

@@ -27,6 +27,9 @@ LOCAL_VERSION: Final = 1
 Slots = list[list[int]]
 """One list of slots for each pool of the group."""
 
+NO_SLOT: Final = -1
+"""Stands for the slot of a page that has none in a pool that keeps only the end of a sequence."""
+
 Outcome = Committed | Aborted
 
 
@@ -187,7 +190,11 @@ class Calls(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=
 
 
 class Opened(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=31):
-    """The session is open. `layers` are those of this rank, 0 for a pool without any; no `parts`: one in each pool."""
+    """The session is open. `layers` are those of this rank, 0 for a pool without any; no `parts`: one in each pool.
+
+    `windows` are the pages at the end of a sequence that have a slot in a pool, 0 for all; without them every page has
+    one in each pool. `device_slots` are those of each pool, `device_pages` where they are left out.
+    """
 
     group: str
     rank: Rank
@@ -202,6 +209,8 @@ class Opened(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     page_tokens: int
     lockstep: bool
     parts: list[int] = []
+    windows: list[int] = []
+    device_slots: list[int] = []
 
 
 class Matched(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, tag=32):
@@ -215,7 +224,8 @@ class Acquired(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
     """`slots` for every page of the path when committed. `loaded`: (first, count) runs that this lease loads.
 
     `operation` names the load-back. `error`: this rank's copy of it, or of one it shares, failed; the group will
-    retract it. Aborted: nothing is held (`lease` 0), and the counts say what was cached.
+    retract it. Aborted: nothing is held (`lease` 0), and the counts say what was cached. In a pool that keeps only
+    ends, NO_SLOT stands for pages other than the last cached ones and the last ones of the path.
     """
 
     outcome: Outcome

@@ -51,9 +51,10 @@ class Copies:
     async def open(self) -> None:
         """Makes the host memory and what copies. Raises ConfigError when this host cannot do it."""
         try:
-            for geometry in self._geometries:
+            slots = [self._config.host_slots[number] for number in self._numbers]
+            for geometry, slot_count in zip(self._geometries, slots, strict=True):
                 layout = self._config.copies.host_layout
-                self._host.append(PageMemory.anonymous(geometry, self._config.host_pages, layout))
+                self._host.append(PageMemory.anonymous(geometry, slot_count, layout))
             layer_count = max(geometry.layer_count for geometry in self._geometries)
             self._copying = await open_copy_engine(self._config, self._loop, self._host, layer_count, self._make_driver)
         except BaseException:
@@ -65,7 +66,8 @@ class Copies:
         assert self._copying is not None
         self.unregister()
         gpu, driver = self._copying.gpu, self._copying.driver
-        self._device = map_memory(call, self._geometries, self._config.device_pages, driver)
+        slots = [self._config.device_slots[number] for number in self._numbers]
+        self._device = map_memory(call, self._geometries, slots, driver)
         if gpu is None or driver is None:
             return Done()
         gpu.follow(self._device.computed)

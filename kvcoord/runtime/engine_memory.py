@@ -34,9 +34,9 @@ class EngineMemory:
 
 
 def map_memory(
-    call: Register, geometries: Sequence[PoolGeometry], capacity: int, driver: Driver | None
+    call: Register, geometries: Sequence[PoolGeometry], capacities: Sequence[int], driver: Driver | None
 ) -> EngineMemory:
-    """Maps what an engine registers: all of it or nothing.
+    """Maps what an engine registers, so many slots of each pool: all of it or nothing.
 
     Raises UsageError when it is not what this worker is made for, ConfigError when it is not what its handle says,
     PeerUnavailable when the engine is gone.
@@ -50,10 +50,10 @@ def map_memory(
     if named != expected:
         raise UsageError("memory.pool", named, f"register one memory for each of the pools {expected}, in this order")
     if driver is not None and call.device is not None:
-        return _map_device(driver, call.device, geometries, capacity)
+        return _map_device(driver, call.device, geometries, capacities)
     mapped: list[PageMemory] = []
     try:
-        for at, geometry in zip(call.memory, geometries, strict=True):
+        for at, geometry, capacity in zip(call.memory, geometries, capacities, strict=True):
             mapped.append(shared.attach(SharedHandle(at.pid, at.fd, at.inode, at.size_bytes, geometry, capacity)))
     except BaseException:
         for pages in mapped:
@@ -63,11 +63,11 @@ def map_memory(
 
 
 def _map_device(
-    driver: Driver, memory: DeviceMemory, geometries: Sequence[PoolGeometry], capacity: int
+    driver: Driver, memory: DeviceMemory, geometries: Sequence[PoolGeometry], capacities: Sequence[int]
 ) -> EngineMemory:
     mapped: list[DevicePages] = []
     try:
-        for pool, geometry in zip(memory.pools, geometries, strict=True):
+        for pool, geometry, capacity in zip(memory.pools, geometries, capacities, strict=True):
             handle = DeviceHandle(memory.device, pool.allocations, pool.planes, pool.slot_stride, geometry, capacity)
             mapped.append(device.attach(driver, handle))
         computed = _open_event(driver, memory)

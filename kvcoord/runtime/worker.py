@@ -211,6 +211,8 @@ class Worker:
             group.page_tokens,
             group.lockstep,
             [pool.parts for pool in group.pools],
+            [pool.tail_pages for pool in group.pools],
+            self.config.device_slots,
         )
 
     def _lost(self, peer: bytes, cause: str) -> None:

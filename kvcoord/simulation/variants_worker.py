@@ -58,7 +58,7 @@ def _unpins_at_commit() -> list[Patch]:
 
     def commit(self: Any, op: Any) -> None:
         original(self, op)
-        self._unpin(op)
+        self._state.unpin(op)
 
     return [(Transfers, "commit", commit)]
 

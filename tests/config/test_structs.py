@@ -11,6 +11,7 @@ from kvcoord.config import (
     GroupConfig,
     Limits,
     PoolConfig,
+    PoolKind,
     Timeouts,
     WorkerConfig,
     explain,
@@ -18,6 +19,9 @@ from kvcoord.config import (
 )
 from kvcoord.domain import WritePolicy
 from kvcoord.errors import ConfigError
+
+KV = PoolConfig(name="kv", page_bytes=64, layers=1)
+STATE = PoolConfig(name="s", page_bytes=64, layers=1, kind=PoolKind.STATE)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +52,16 @@ def test_what_a_group_leaves_out_is_derived_from_the_rest(given: dict[str, int],
         (lambda: GroupConfig(page_tokens=0), "page_tokens"),
         (lambda: PoolConfig(name="kv", page_bytes=0, layers=1), "page_bytes"),
         (lambda: CopiesConfig(numa_node=-1), "copies.numa_node"),
+        (lambda: PoolConfig(name="w", page_bytes=1, layers=1, kind=PoolKind.WINDOW), "pools.w.window_pages"),
+        (
+            lambda: PoolConfig(name="s", page_bytes=1, layers=1, kind=PoolKind.STATE, window_pages=2),
+            "pools.s.window_pages",
+        ),
+        (lambda: PoolConfig(name="kv", page_bytes=1, layers=1, host_slots=4), "pools.kv.device_slots"),
+        (lambda: GroupConfig(pools=[STATE]), "pools.s.kind"),
+        (lambda: GroupConfig(pools=[KV, STATE, msgspec.structs.replace(KV, name="kv2")]), "pools.s.kind"),
+        (lambda: GroupConfig(pools=[KV, STATE], lockstep=False), "pools.s.kind"),
+        (lambda: GroupConfig(pools=[KV, STATE], write_policy=WritePolicy.WRITE_BACK), "pools.s.kind"),
         (lambda: Limits(groups_max=0), "groups_max"),
         (lambda: Timeouts(vote_timeout_s=0), "vote_timeout_s"),
         (lambda: Timeouts(vote_timeout_s=float("inf")), "vote_timeout_s"),
@@ -118,16 +132,33 @@ def test_a_fingerprint_differs_exactly_in_the_option_that_differs() -> None:
         "pools.kv.layers": ("pools", [PoolConfig(name="kv", page_bytes=64, layers=3)]),
         "pools.kv.dtype": ("pools", [PoolConfig(name="kv", page_bytes=64, layers=2, dtype="float16")]),
     }
-    expected = group_fingerprint(GroupConfig(**base))  # type: ignore[arg-type]
+    check_fingerprint(base, changes)
+
+
+def test_ranks_that_keep_different_ends_of_a_sequence_have_different_fingerprints() -> None:
+    def pools(window_pages: int = 3, **slots: int) -> list[PoolConfig]:
+        window = {"kind": "window", "window_pages": window_pages, "name": "w", "page_bytes": 64, "layers": 2}
+        return [KV, msgspec.convert(window | slots, PoolConfig)]
+
+    changes: dict[str, tuple[str, object]] = {"pools.w.window_pages": ("pools", pools(window_pages=4))}
+    check_fingerprint({"tp": 2, "pools": pools()}, changes)
+    smaller = group_fingerprint(GroupConfig(tp=2, pools=pools(device_slots=8, host_slots=9)))
+    assert smaller == group_fingerprint(GroupConfig(tp=2, pools=pools())), "the smallest counts, so sizes may differ"
+
+
+def check_fingerprint(base: dict[str, Any], changes: dict[str, tuple[str, object]]) -> None:
+    """Each change of one option is seen in the fingerprint under its name, and nowhere else."""
+    expected = group_fingerprint(GroupConfig(**base))
     for name, (option, value) in changes.items():
-        found = group_fingerprint(GroupConfig(**(base | {option: value})))  # type: ignore[arg-type]
+        found = group_fingerprint(GroupConfig(**(base | {option: value})))
         assert {key for key in expected | found if expected.get(key) != found.get(key)} == {name}
 
 
 def test_a_fingerprint_names_every_option_of_the_group_but_its_name() -> None:
     names = set(group_fingerprint(GroupConfig()))
     assert names >= set(GroupConfig.__struct_fields__) - {"name"}
-    assert {f"pools.kv.{name}" for name in PoolConfig.__struct_fields__} - {"pools.kv.name"} <= names
+    of_one_rank = {"name", "device_slots", "host_slots"}
+    assert {f"pools.kv.{name}" for name in set(PoolConfig.__struct_fields__) - of_one_rank} <= names
 
 
 @pytest.mark.parametrize("config_type", [CoordinatorConfig, WorkerConfig])

@@ -21,18 +21,22 @@ SESSION = 1
 
 
 class Cluster:
-    """Ranks, a coordinator, and one engine for each rank. `hold` keeps a rank's copies from ending."""
+    """Ranks, a coordinator, and one engine for each rank. Copies of the ranks in `held` do not end by themselves.
+
+    `pools_by_rank` are the pools as each rank has them, one KV cache for all when left out.
+    """
 
     def __init__(self, ranks: int, device: int, host: int | list[int], **group: object) -> None:
         hosts = host if isinstance(host, list) else [host] * ranks
         pools = [{"name": "kv", "page_bytes": 64, "layers": 1}]
+        by_rank = msgspec.convert(group.pop("pools_by_rank", [pools] * ranks), list)
         limits = msgspec.convert(group.pop("limits", {}), Limits)
-        config = msgspec.convert({"world_size": ranks, "pools": pools, **group}, GroupConfig)
-        self.lag = config.lag
+        groups = [msgspec.convert({"world_size": ranks, "pools": own, **group}, GroupConfig) for own in by_rank]
+        self.lag = groups[0].lag
         self.now = 0.0
         self.coordinator = CoordinatorMachine(1, GroupLimits())
         self.configs = [
-            WorkerConfig(group=config, rank=rank, device_pages=device, host_pages=hosts[rank], limits=limits)
+            WorkerConfig(group=groups[rank], rank=rank, device_pages=device, host_pages=hosts[rank], limits=limits)
             for rank in range(ranks)
         ]
         self.workers: list[WorkerMachine] = [make_worker(self.configs[rank], rank + 7) for rank in range(ranks)]
