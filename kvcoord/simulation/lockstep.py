@@ -10,6 +10,7 @@ from typing import Final
 
 from kvcoord.domain import PageKey, Reason, Tier
 from kvcoord.protocol.local import (
+    NO_SLOT,
     Acquire,
     Acquired,
     Advance,
@@ -221,6 +222,7 @@ class LockstepEngine:
         if not answer.outcome:
             return
         self._check_slots(answer)
+        self._check_ends(answer, len(wanted.keys))
         held = Held(answer.lease, wanted.keys, answer.slots, self.step + wanted.steps, wanted)
         self._held.append(held)
         self._held.sort(key=lambda held: held.number)
@@ -237,14 +239,25 @@ class LockstepEngine:
     def _check_slots(self, answer: Acquired) -> None:
         """What this lease has to fill is read under no other lease, not even a broken one."""
         cached = answer.device_pages + answer.host_pages
-        filled = set(answer.slots[0][cached:])
-        for first, count in answer.loaded:
-            filled.update(answer.slots[0][first : first + count])
-        for held in self._held:
-            shared = filled.intersection(held.slots[0])
-            if shared and held.number < answer.lease:
-                wrong = f"device slots {sorted(shared)} are handed out again to lease {answer.lease}"
-                self._world.promises.read(self._rank, held.number, wrong)
+        for number, slots in enumerate(answer.slots):
+            filled = set(slots[cached:])
+            if number == 0:
+                filled.update(slot for first, count in answer.loaded for slot in slots[first : first + count])
+            for held in self._held:
+                shared = filled.intersection(held.slots[number]) - {NO_SLOT}
+                if shared and held.number < answer.lease:
+                    wrong = f"device slots {sorted(shared)} are handed out again to lease {answer.lease}"
+                    self._world.promises.read(self._rank, held.number, wrong)
+
+    def _check_ends(self, answer: Acquired, pages: int) -> None:
+        """It can go on from what is cached, and has somewhere to leave what the next request goes on from."""
+        cached = answer.device_pages + answer.host_pages
+        for pool, slots in zip(self._world.shape.group.pools, answer.slots, strict=True):
+            window = pool.tail_pages or pages
+            needed = {*range(max(0, cached - window), cached), *range(max(cached, pages - window), pages)}
+            if {at for at, slot in enumerate(slots) if slot != NO_SLOT} != needed:
+                wrong = f"pool {pool.name} has slots {slots} for {cached} cached pages of {pages}"
+                self._world.promises.read(self._rank, answer.lease, wrong)
 
     def _read(self, held: Held, pages: int) -> None:
         wrong = self._rank.memory.wrong(Tier.DEVICE, [slots[:pages] for slots in held.slots], held.keys[:pages])

@@ -10,6 +10,7 @@ from typing import Final
 from kvcoord.controller.effects import StartCopy
 from kvcoord.domain import OperationId, PageKey, Tier
 from kvcoord.memory.slots import SlotPool, SlotState
+from kvcoord.protocol.local import NO_SLOT
 
 TORN: Final = b"torn"
 """What a slot holds while a copy writes it, and after that copy has failed."""
@@ -20,14 +21,17 @@ Slots = Sequence[Sequence[int]]
 
 
 class SymbolicMemory:
-    """Both tiers of one rank: for each pool a list with the content of each slot."""
+    """Both tiers of one rank: for each pool a list with the content of each slot.
 
-    def __init__(self, pool_count: int, device_pages: int, host_pages: int) -> None:
+    Slots are given for the first pools, or for all. NO_SLOT is passed over: that pool has nothing of the page.
+    """
+
+    def __init__(self, device_slots: Sequence[int], host_slots: Sequence[int]) -> None:
         self.engine_life = 0
         """Counts the engines: each brings device memory of its own, and copies under way keep that of the last one."""
         self._cells: dict[Tier, list[list[bytes]]] = {
-            Tier.DEVICE: [[EMPTY] * device_pages for _ in range(pool_count)],
-            Tier.HOST: [[EMPTY] * host_pages for _ in range(pool_count)],
+            Tier.DEVICE: [[EMPTY] * count for count in device_slots],
+            Tier.HOST: [[EMPTY] * count for count in host_slots],
         }
 
     def next_engine(self) -> None:
@@ -41,7 +45,8 @@ class SymbolicMemory:
     def write(self, tier: Tier, slots: Slots, contents: Sequence[Sequence[bytes]]) -> None:
         for cells, held, content in zip(self._cells[tier], slots, contents, strict=True):
             for slot, symbol in zip(held, content, strict=True):
-                cells[slot] = symbol
+                if slot != NO_SLOT:
+                    cells[slot] = symbol
 
     def fill(self, tier: Tier, slots: Slots, keys: Sequence[PageKey]) -> None:
         """The engine computes these pages: every pool gets its part of each."""
@@ -51,10 +56,14 @@ class SymbolicMemory:
         self.write(tier, slots, [[TORN] * len(held) for held in slots])
 
     def wrong(self, tier: Tier, slots: Slots, keys: Sequence[PageKey]) -> str:
-        """The first slot that does not hold its page, empty when all do."""
-        for number, (cells, held) in enumerate(zip(self._cells[tier], slots, strict=True)):
-            for slot, key in zip(held, keys, strict=True):
-                if cells[slot] != key:
+        """The first slot that does not hold its page, empty when all do. The same pages in all pools."""
+        return self.wrong_by_pool(tier, slots, [keys] * len(slots))
+
+    def wrong_by_pool(self, tier: Tier, slots: Slots, keys: Sequence[Sequence[PageKey]]) -> str:
+        """The same where each pool has pages of its own."""
+        for number, (cells, held, pages) in enumerate(zip(self._cells[tier], slots, keys, strict=False)):
+            for slot, key in zip(held, pages, strict=True):
+                if slot != NO_SLOT and cells[slot] != key:
                     return f"{tier} pool {number} slot {slot} holds {shown(cells[slot])} instead of {shown(key)}"
         return ""
 

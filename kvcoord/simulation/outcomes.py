@@ -176,7 +176,7 @@ class Order(Promise):
         super().__init__(world)
         self._events: dict[int, list[str]] = {}
         self._answers: dict[Where, tuple[Answer, str]] = {}
-        self._pages_by_digest: dict[int, tuple[int, int]] = {}
+        self._pages_by_digest: dict[int, tuple[int, ...]] = {}
         self._seen = 0
 
     def event(self, rank: SimulatedRank, history: int, index: int, text: str) -> None:
@@ -194,7 +194,7 @@ class Order(Promise):
         if self._seen % _EVENTS_BETWEEN_DIGESTS:
             return
         tree = rank.worker.cache.state.tree
-        pages = (tree.pages(Tier.DEVICE), tree.pages(Tier.HOST))
+        pages = tuple([count for tier in Tier for count in (tree.pages(tier), *tree.tails.counts(tier))])
         if self._pages_by_digest.setdefault(tree.digest, pages) != pages:
             raise self.broken(f"{rank.name}: one digest for {self._pages_by_digest[tree.digest]} and {pages} pages")
 

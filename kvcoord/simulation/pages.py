@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 
 from kvcoord.controller.tiers import INDEX
-from kvcoord.domain import OperationId, Tier
+from kvcoord.domain import OperationId, PageKey, Tier
 from kvcoord.errors import InvariantBroken
 from kvcoord.memory.slots import SlotState
 from kvcoord.protocol.messages import Ack, Frame, StreamAck
@@ -54,13 +54,15 @@ class Conservation(Promise):
             for tier in (Tier.DEVICE, Tier.HOST):
                 if state.tree.evictable(tier) != state.tree.pages(tier):
                     raise self.broken(f"{rank.name}: pins are left on {tier} pages")
+                if [book.evictable for book in state.tree.tails.on(tier)] != state.tree.tails.counts(tier):
+                    raise self.broken(f"{rank.name}: pins are left on the ends of prefixes on {tier}")
 
     def _audit(self, rank: SimulatedRank) -> None:
         state = rank.worker.cache.state
         state.tree.check()
         for tier in (Tier.DEVICE, Tier.HOST):
-            published = state.tree.pages(tier)
-            for pool in state.pools.of(tier):
+            pages = [state.tree.pages(tier)] * state.pools.page_pools + state.tree.tails.counts(tier)
+            for pool, published in zip(state.pools.of(tier), pages, strict=True):
                 owned = [slot for slot in range(pool.capacity) if pool.owner(slot) == INDEX]
                 if len(owned) != published or any(pool.state(slot) is not SlotState.USED for slot in owned):
                     raise self.broken(
@@ -129,7 +131,8 @@ class Visibility(Promise):
         op = rank.worker.cache.state.operations.get(copy.operation)
         if op is None:
             raise self.broken(f"{rank.name} copies for {copy.operation}, which is not open", copy.operation)
-        wrong = rank.memory.wrong(copy.source, copy.source_slots, op.page_keys())
+        keys = [op.page_keys()] * rank.worker.cache.state.pools.page_pools + op.tail_keys()
+        wrong = rank.memory.wrong_by_pool(copy.source, copy.source_slots, keys)
         if wrong:
             raise self.broken(f"{rank.name}: {copy.operation} reads, where {wrong}", copy.operation)
 
@@ -155,3 +158,15 @@ class Visibility(Promise):
                 wrong = rank.memory.wrong(segment.tier, segment.slots, keys)
                 if wrong:
                     raise self.broken(f"{rank.name}: a lookup finds a page, where {wrong}")
+        self._look_up_ends(rank)
+
+    def _look_up_ends(self, rank: SimulatedRank) -> None:
+        """Every page that has a slot in a pool of ends has its bytes there."""
+        tree, pools = rank.worker.cache.state.tree, rank.worker.cache.state.pools
+        for tier in Tier:
+            ends = [book.pages for book in tree.tails.on(tier)]
+            slots = pools.beside_pages(tuple([[page.slot for page in pages.values()] for pages in ends]))
+            keys: list[list[PageKey]] = [[] for _ in range(pools.page_pools)]
+            wrong = rank.memory.wrong_by_pool(tier, slots, keys + [list(pages) for pages in ends])
+            if wrong:
+                raise self.broken(f"{rank.name}: a lookup finds the end of a prefix, where {wrong}")

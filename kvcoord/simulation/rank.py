@@ -112,8 +112,7 @@ class SimulatedRank(Process):
     def boot(self) -> None:
         """A new process: empty memory, a new incarnation."""
         self.born()
-        shape = self._world.shape
-        self.memory = SymbolicMemory(len(shape.group.pools), shape.device_pages, shape.host_pages[self.number])
+        self.memory = SymbolicMemory(self._config.device_slots, self._config.host_slots)
         self._new_machine()
         self._event(self.worker.start(self.now()))
         if self.engine is not None:

@@ -1,10 +1,11 @@
 """The shape of one simulated group, drawn from its seed: how many ranks, what pools, which policies, which limits."""
 
 import random
+from typing import Final
 
 import msgspec
 
-from kvcoord.config.group import EvictionPolicy, GroupConfig, PoolConfig
+from kvcoord.config.group import EvictionPolicy, GroupConfig, PoolConfig, PoolKind
 from kvcoord.config.limits import Limits
 from kvcoord.config.process import WorkerConfig
 from kvcoord.config.timeouts import Timeouts
@@ -25,6 +26,10 @@ TIMEOUTS = Timeouts(
 """Short against the deadline of the group, which must outlast the faults of a run."""
 
 
+HYBRID_SHARE: Final = 0.3
+"""Of the groups in lockstep that do not write back, so many have pools that keep only ends."""
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What the user says of all groups. None: each seed draws its own."""
 
@@ -37,6 +42,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     faults: int | None = None
     fault_kinds: tuple[str, ...] = ()
     """Only these. Empty: all there are."""
+    hybrid: bool | None = None
+    """Pools that keep only ends, which need lockstep. Without them a seed's world is what it is otherwise."""
     decisions_kept_max: int | None = None
     steps: int = 40
     fault_s: float = 15.0
@@ -64,7 +71,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     def worker_config(self, rank: Rank) -> WorkerConfig:
         addresses = [f"ipc:///simulated/coordinator{index}" for index in range(self.coordinators)]
         return WorkerConfig(
-            group=self.group,
+            group=msgspec.structs.replace(self.group, pools=[self._pool(pool, rank) for pool in self.group.pools]),
             rank=rank,
             coordinators=addresses,
             device_pages=self.device_pages,
@@ -72,6 +79,13 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
             timeouts=self.timeouts,
             limits=self.limits,
         )
+
+    def _pool(self, pool: PoolConfig, rank: Rank) -> PoolConfig:
+        """A rank with fewer host pages has as many fewer slots in each pool of ends."""
+        if not pool.tail_pages:
+            return pool
+        fewer = max(self.host_pages) - self.host_pages[rank]
+        return msgspec.structs.replace(pool, host_slots=pool.host_slots - fewer)
 
     def group_limits(self) -> GroupLimits:
         timeouts, limits = self.timeouts, self.limits
@@ -92,6 +106,8 @@ def draw_shape(options: Options, seed: int) -> Shape:
     rng = random.Random(f"{seed}/shape")
     ranks = options.ranks
     lockstep = rng.random() < 0.7 if options.lockstep is None else options.lockstep
+    if options.hybrid and options.lockstep is None:
+        lockstep = True
     pp = options.pp or (1 if options.tp is None else max(1, ranks // options.tp))
     if options.pp is None and options.tp is None and ranks % 2 == 0 and rng.random() < 0.3:
         pp = 2
@@ -100,15 +116,20 @@ def draw_shape(options: Options, seed: int) -> Shape:
         raise UsageError("ranks", ranks, f"must be tp x pp = {tp} x {pp} = {tp * pp}")
     host = rng.randint(12, 24)
     pools = [PoolConfig(name=name, page_bytes=64, layers=1) for name in rng.choice((("kv",), ("kv",), ("kv", "aux")))]
+    lag = options.lag or pp + rng.choice((0, 0, 1))
+    policy = rng.choice(list(WritePolicy)) if lockstep else WritePolicy.WRITE_THROUGH
+    ends = _draw_ends(options, seed) if lockstep else []
+    if ends and options.hybrid and policy is WritePolicy.WRITE_BACK:
+        policy = WritePolicy.WRITE_THROUGH
     group = GroupConfig(
         name="sim",
         world_size=ranks,
         tp=tp,
         pp=pp,
-        lag=options.lag or pp + rng.choice((0, 0, 1)),
+        lag=lag,
         lockstep=lockstep,
-        pools=pools,
-        write_policy=rng.choice(list(WritePolicy)) if lockstep else WritePolicy.WRITE_THROUGH,
+        pools=pools if policy is WritePolicy.WRITE_BACK else pools + ends,
+        write_policy=policy,
         eviction=rng.choice(list(EvictionPolicy)),
     )
     return Shape(
@@ -125,3 +146,28 @@ def draw_shape(options: Options, seed: int) -> Shape:
         think_s=rng.choice((0.02, 0.1, 0.1, 0.3)),
         model=rng.choice(("", "model", "model")),
     )
+
+
+def _draw_ends(options: Options, seed: int) -> list[PoolConfig]:
+    """Pools that keep only ends, if any: drawn apart, so that whatever else a seed draws stays as it is."""
+    rng = random.Random(f"{seed}/ends")
+    if not (rng.random() < HYBRID_SHARE if options.hybrid is None else options.hybrid):
+        return []
+    window = PoolConfig(
+        name="window",
+        page_bytes=64,
+        layers=1,
+        kind=PoolKind.WINDOW,
+        window_pages=rng.choice((2, 3)),
+        device_slots=rng.randint(8, 16),
+        host_slots=rng.randint(8, 16),
+    )
+    state = PoolConfig(
+        name="state",
+        page_bytes=64,
+        layers=1,
+        kind=PoolKind.STATE,
+        device_slots=rng.randint(4, 8),
+        host_slots=rng.randint(5, 9),
+    )
+    return rng.choice(([window], [state], [window, state], [window, state]))
