@@ -24,7 +24,8 @@ class DriverPlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
 
     `pages_that_fit` is the smallest device pool of the group. `alone`: ranks decide for themselves, so this engine
     cannot know from its own answers when the others have settled. `upstream_fd` and `downstream_fd` are inherited
-    sockets to the pipeline stages before and after, -1 for none.
+    sockets to the pipeline stages before and after, -1 for none. `full_pages_only`: paths end before their last page,
+    which seldom is full, for that is where the next request of a conversation goes on.
     """
 
     rank: int
@@ -34,6 +35,7 @@ class DriverPlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     lag: int
     pages_that_fit: int
     settle: bool
+    full_pages_only: bool
     speed_up: float
     jitter_s: float
     alone: bool

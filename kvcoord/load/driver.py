@@ -62,7 +62,7 @@ def play(plan: DriverPlan, lines: Lines[DriverPlan | FromReplay]) -> None:
     )
     with connect_blocking(plan.address, call_timeout_s=plan.call_timeout_s) as cache:
         cache.register()
-        pages = EnginePages(cache.device[0], plan.rank)
+        pages = [EnginePages(memory, plan.rank) for memory in cache.device]
         engine = Engine(plan, cache, pages, pace, _settled(plan, lines))
         gc.freeze()
         lines.say(Ready())
@@ -87,7 +87,8 @@ def play(plan: DriverPlan, lines: Lines[DriverPlan | FromReplay]) -> None:
             )
         )
         lines.wait_for_end()
-        pages.close()
+        for of_pool in pages:
+            of_pool.close()
     pace.close()
 
 

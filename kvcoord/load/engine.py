@@ -6,7 +6,7 @@ filled. Every choice here follows from answers that are the same on all ranks, s
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Final
 
@@ -30,10 +30,16 @@ SettledEverywhere = Callable[[int], bool]
 
 
 class Engine:
-    """Plays requests and counts. `settled` is asked after each step that waits for operations to end."""
+    """Plays requests and counts. `pages` are those of each pool; `settled` is asked after each step that waits for
+    operations to end."""
 
     def __init__(
-        self, plan: DriverPlan, cache: BlockingCacheClient, pages: EnginePages, pace: Pace, settled: SettledEverywhere
+        self,
+        plan: DriverPlan,
+        cache: BlockingCacheClient,
+        pages: Sequence[EnginePages],
+        pace: Pace,
+        settled: SettledEverywhere,
     ) -> None:
         self.tally = Tally()
         self.step_ns: list[int] = []
@@ -60,6 +66,8 @@ class Engine:
         while self._void:
             self.tally.repeats += 1
             self._acquire_step(self._void.pop(0))
+        if self._plan.full_pages_only and len(keys) > 1:
+            keys = keys[:-1]
         if self._plan.settle:
             self.settle()
         self._pace.wait_for_request(request.timestamp_ms)
@@ -140,15 +148,17 @@ class Engine:
             self.tally.aborts_first.setdefault(outcome.reason, outcome)
 
     def _compute(self, lease: BlockingLease, keys: list[PageKey]) -> None:
-        """Reads every page that was cached, writes every page that was not."""
-        slots, cached = lease.slots[0], lease.device_pages + lease.host_pages
+        """Reads every page that was cached, writes every page that was not, in every pool."""
+        cached = lease.device_pages + lease.host_pages
         self.tally.pages_loaded += sum(count for _, count in lease.loaded)
         if lease.error:
             self.tally.loads_failed += 1
         else:
             self.tally.pages_verified += cached
-            self.tally.pages_corrupt += self._pages.count_corrupt(keys[:cached], slots[:cached])
-        self._pages.fill(keys[cached:], slots[cached:])
+            for pages, slots in zip(self._pages, lease.slots, strict=True):
+                self.tally.pages_corrupt += pages.count_corrupt(keys[:cached], slots[:cached])
+        for pages, slots in zip(self._pages, lease.slots, strict=True):
+            pages.fill(keys[cached:], slots[cached:])
 
     def _may_fit_later(self, lease: BlockingLease, keys: list[PageKey]) -> bool:
         """Whether an acquire that was aborted is worth another try. Ranks that decide alone cannot know it together."""

@@ -1,6 +1,7 @@
 """An engine's device pages in a replay: filled with bytes derived from the page key, and read back against them.
 
-Stands in for a forward pass, which writes the pages it computes and reads those it reuses. Knows nothing of leases.
+Stands in for a forward pass, which writes the pages it computes and reads those it reuses. Where a pool keeps nothing
+of a page, there is NO_SLOT in place of its slot. Knows nothing of leases.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from kvcoord.domain import PageKey, Rank
 from kvcoord.load.pattern import page_bytes, verify
 from kvcoord.memory.pages import PageMemory
+from kvcoord.protocol.local import NO_SLOT
 
 
 class EnginePages:
@@ -23,6 +25,7 @@ class EnginePages:
 
     def fill(self, keys: Sequence[PageKey], slots: Sequence[int]) -> None:
         """Writes all layers of these pages."""
+        keys, slots = present(keys, slots)
         buffer, size = self._buffer, self._page_bytes
         for first, slot, count in adjacent(slots):
             start = slot * size
@@ -34,6 +37,7 @@ class EnginePages:
 
     def count_corrupt(self, keys: Sequence[PageKey], slots: Sequence[int]) -> int:
         """Pages of which at least one layer holds other bytes than it should."""
+        keys, slots = present(keys, slots)
         buffer, size = self._buffer, self._page_bytes
         corrupt = 0
         for first, slot, count in adjacent(slots):
@@ -61,6 +65,14 @@ class EnginePages:
             verify(self._buffer[start : start + size], key, layer, self._rank, self._pool)
             for layer, start in zip(self._layers, starts, strict=True)
         )
+
+
+def present(keys: Sequence[PageKey], slots: Sequence[int]) -> tuple[Sequence[PageKey], Sequence[int]]:
+    """Those of the pages of which this pool keeps something."""
+    if NO_SLOT not in slots:
+        return keys, slots
+    held = [at for at, slot in enumerate(slots) if slot != NO_SLOT]
+    return [keys[at] for at in held], [slots[at] for at in held]
 
 
 def adjacent(slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:

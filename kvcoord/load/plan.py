@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from kvcoord.config.group import AgreementMode, EvictionPolicy, GroupConfig, PoolConfig
+from kvcoord.config.group import AgreementMode, EvictionPolicy, GroupConfig, PoolConfig, PoolKind
 from kvcoord.config.process import CoordinatorConfig, CopyFaultsConfig, LogLevel, WorkerConfig
 from kvcoord.config.timeouts import Timeouts
 from kvcoord.domain import DivergencePolicy, WritePolicy
@@ -19,6 +19,12 @@ from kvcoord.load.dialogue import DriverPlan
 from kvcoord.load.trace import DEMO, Request, read
 
 POOL: Final = "kv"
+
+WINDOW_PAGES: Final = 4
+"""What a hybrid replay keeps of the end of a sequence, beside one state."""
+
+ENDS_SHARE: Final = 32
+"""Pages for each sequence whose end fits, in a hybrid replay."""
 
 PAGE_TOKENS: Final = 512
 """Tokens of one page of a trace."""
@@ -46,6 +52,8 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     `device_pages` and `host_pages` hold one number for all ranks, or one for each. `speed_up` 0 plays as fast as
     possible, else requests start at their timestamp / `speed_up`. `slow_copy_s` and `jitter_s` are keyed by rank.
 
+    `hybrid` adds a sliding window and a state, in pools smaller than that of the pages.
+
     `standby` adds a second coordinator to the list, `restart` starts a coordinator again that has died, and
     `kill_coordinator` kills the first one with SIGKILL after so many requests (0: never).
     """
@@ -68,6 +76,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     speed_up: float = 0.0
     slow_copy_s: dict[int, float] = {}
     jitter_s: dict[int, float] = {}
+    hybrid: bool = False
     standby: bool = False
     restart: bool = False
     kill_coordinator: int = 0
@@ -102,7 +111,7 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     def worker(self, rank: int, directory: Path) -> WorkerConfig:
         """The configuration of one rank's worker, with its sockets in `directory`."""
         return WorkerConfig(
-            group=self.group,
+            group=_sized(self.group, self.device_pages[rank], self.host_pages[rank]),
             rank=rank,
             listen=worker_address(directory, rank),
             coordinators=[coordinator_address(directory, index) for index in range(max(self.coordinator_count, 1))],
@@ -126,6 +135,7 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
             lag=self.group.lag,
             pages_that_fit=min(self.device_pages),
             settle=options.settle,
+            full_pages_only=options.hybrid,
             speed_up=options.speed_up,
             jitter_s=options.jitter_s.get(rank, 0.0),
             alone=options.agreement is Agreeing.NONE,
@@ -175,12 +185,35 @@ def _group(options: ReplayOptions) -> GroupConfig:
         pp=options.pp,
         lag=options.lag,
         page_tokens=PAGE_TOKENS,
-        pools=[PoolConfig(name=POOL, page_bytes=options.page_bytes, layers=options.layers, dtype="uint8")],
+        pools=_pools(options),
         write_policy=options.policy,
         eviction=options.eviction,
         divergence=DivergencePolicy.WARN if alone else DivergencePolicy.STOP,
         agreement=AgreementMode.NONE if alone else AgreementMode.KVCOORD,
     )
+
+
+def _pools(options: ReplayOptions) -> list[PoolConfig]:
+    kv = PoolConfig(name=POOL, page_bytes=options.page_bytes, layers=options.layers, dtype="uint8")
+    if not options.hybrid:
+        return [kv]
+    window = msgspec.structs.replace(kv, name="window", kind=PoolKind.WINDOW, window_pages=WINDOW_PAGES)
+    return [kv, window, msgspec.structs.replace(kv, name="state", kind=PoolKind.STATE)]
+
+
+def _sized(group: GroupConfig, device_pages: int, host_pages: int) -> GroupConfig:
+    """The pools of one rank: what keeps only ends has room for the ends of fewer sequences than there are pages."""
+    pools = [
+        pool
+        if pool.kind is PoolKind.PAGES
+        else msgspec.structs.replace(
+            pool,
+            device_slots=pool.tail_pages * (device_pages // ENDS_SHARE + 2),
+            host_slots=pool.tail_pages * (host_pages // ENDS_SHARE + 2),
+        )
+        for pool in group.pools
+    ]
+    return msgspec.structs.replace(group, pools=pools)
 
 
 def _check(options: ReplayOptions, group: GroupConfig) -> None:

@@ -167,7 +167,7 @@ def leaks_of(worker: WorkerSnapshot) -> Iterator[Leak]:
             pool=pool.name,
             reserved=pool.reserved,
             quarantined=pool.quarantined,
-            stray=_stray(pool, worker.pages_cached[pool.tier.value]),
+            stray=_stray(pool),
         )
         if leak.pages:
             yield leak
@@ -180,9 +180,9 @@ def percentile(ascending: Sequence[int], percent: int) -> int:
     return ascending[max(0, -(-len(ascending) * percent // 100) - 1)]
 
 
-def _stray(pool: PoolSnapshot, cached: int) -> int:
+def _stray(pool: PoolSnapshot) -> int:
     """Slots neither cached nor in another state than used; slots lost from all states count too."""
-    return pool.capacity - pool.free - pool.reserved - pool.quarantined - cached
+    return pool.capacity - pool.free - pool.reserved - pool.quarantined - pool.cached
 
 
 def _unequal(name: str, values: Sequence[object]) -> Iterator[str]:

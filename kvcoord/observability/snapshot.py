@@ -114,7 +114,8 @@ class CoordinatorSnapshot(ProcessSnapshot, frozen=True, kw_only=True, tag_field=
 
 
 class PoolSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Pages of one pool on one rank: free + reserved + used + quarantined = capacity."""
+    """Pages of one pool on one rank: free + reserved + used + quarantined = capacity. `cached` of the used ones are
+    published."""
 
     name: str
     tier: Tier
@@ -123,6 +124,7 @@ class PoolSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     reserved: int = 0
     used: int = 0
     quarantined: int = 0
+    cached: int = 0
 
 
 class CopySnapshot(msgspec.Struct, frozen=True, kw_only=True):

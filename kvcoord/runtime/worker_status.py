@@ -71,7 +71,8 @@ def worker_snapshot(
 
 
 def _pools(machine: WorkerMachine) -> list[PoolSnapshot]:
-    pools = machine.cache.state.pools
+    state = machine.cache.state
+    cached = {tier: [state.tree.pages(tier)] * state.pools.page_pools + state.tree.tails.counts(tier) for tier in Tier}
     return [
         PoolSnapshot(
             name=pool.name.partition(".")[2],
@@ -81,9 +82,10 @@ def _pools(machine: WorkerMachine) -> list[PoolSnapshot]:
             reserved=pool.reserved_count,
             used=pool.used_count,
             quarantined=pool.quarantined_count,
+            cached=published,
         )
         for tier in Tier
-        for pool in pools.of(tier)
+        for pool, published in zip(state.pools.of(tier), cached[tier], strict=True)
     ]
 
 

@@ -21,7 +21,8 @@ from kvcoord.protocol.local import (
     Written,
     join_keys,
 )
-from tests.controller.hybrid import HybridCluster, granted
+from tests.controller.cluster import Cluster
+from tests.controller.hybrid import HybridCluster, granted, pools
 
 PATH = block_page_keys(range(1, 9))
 OTHER = block_page_keys(range(101, 109))
@@ -237,6 +238,15 @@ def test_a_write_that_is_one_state_short_on_one_rank_is_tried_again_after_all_ha
     assert [worker.cache.state.tree.tails.counts(Tier.HOST) for worker in cluster.workers] == [[9, 1], [9, 1]]
     cluster.settle()
     cluster.check()
+
+
+def test_a_rank_with_another_window_is_refused_at_join_with_the_option_the_ranks_and_both_values() -> None:
+    other = pools()
+    other[2] = {**other[2], "window_pages": 4}
+    cluster = Cluster(2, 8, 8, pools_by_rank=[pools(), other])
+    (failure,) = [worker.failure for worker in cluster.workers if worker.failure is not None]
+    assert failure.error == "JoinRefused"
+    assert failure.fields[2:] == ["pools.window.window_pages", 1, 4, 0, 3]
 
 
 def test_slots_of_the_engines_own_come_with_their_ends() -> None:

@@ -7,7 +7,7 @@ from kvcoord.domain import PageKey, Tier
 from kvcoord.index.keys import block_page_keys
 from kvcoord.protocol.local import Match, Matched, join_keys
 from tests.controller.hybrid import check_conservation, pools
-from tests.controller.test_kept import Lives
+from tests.controller.test_kept import Lives, without
 
 PATHS = [block_page_keys([1, path, *range(10 * path, 10 * path + 3)]) for path in (2, 3)]
 STATE = 1
@@ -60,6 +60,25 @@ def test_an_end_that_one_rank_has_lost_is_dropped_by_all_and_its_prefix_with_it(
     for worker in lives.workers:
         assert worker.cache.state.tree.tails.counts(Tier.HOST) == [6, 1]
         assert worker.cache.state.tree.pages(Tier.HOST) == 9
+    check(lives)
+
+
+def test_the_usable_prefix_is_the_minimum_over_pools_and_ranks_and_the_rest_is_free() -> None:
+    """Class N. One rank has six of eight pages, and no state for the sixth: four are usable on both."""
+    path = block_page_keys(range(1, 9))
+    lives = Lives(2, 40, 40, pools_by_rank=[pools(), pools()])
+    for end in (4, 6, 8):
+        lives.serve(path[:end])
+    complete, partial = lives.bequests()
+    partial = without_end(without(partial, set(path[6:])), STATE, path[5])
+    lives.next_life([complete, partial])
+    lives.advance()
+    assert usable(lives, path) == {4}
+    for worker in lives.workers:
+        state = worker.cache.state
+        assert state.tree.pages(Tier.HOST) == 6
+        assert state.tree.tails.counts(Tier.HOST) == [5, 1]
+        assert [pool.free_count for pool in state.pools.host] == [34, 34, 7, 5]
     check(lives)
 
 

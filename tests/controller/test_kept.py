@@ -97,7 +97,8 @@ def without(pages: HostPages, gone: set[PageKey]) -> HostPages:
             branches.append(Branch(above, [key], slots))
             above = len(branches) - 1
         last.append(above)
-    return HostPages(branches, pages.model)
+    tails = [{key: slot for key, slot in held.items() if key not in gone} for held in pages.tails]
+    return HostPages(branches, pages.model, tails)
 
 
 def keys_of(pages: HostPages) -> set[PageKey]:

@@ -97,7 +97,9 @@ def memory() -> PageMemory:
     return PageMemory.anonymous(PoolGeometry("kv", 2, 64, "uint8"), 8)
 
 
-def engine(cache: Cache, memory: PageMemory, *, alone: bool = False, pages_that_fit: int = 8) -> Engine:
+def engine(
+    cache: Cache, memory: PageMemory, *, alone: bool = False, pages_that_fit: int = 8, full_pages_only: bool = False
+) -> Engine:
     plan = DriverPlan(
         rank=0,
         address="",
@@ -106,6 +108,7 @@ def engine(cache: Cache, memory: PageMemory, *, alone: bool = False, pages_that_
         lag=LAG,
         pages_that_fit=pages_that_fit,
         settle=False,
+        full_pages_only=full_pages_only,
         speed_up=0.0,
         jitter_s=0.0,
         alone=alone,
@@ -115,7 +118,7 @@ def engine(cache: Cache, memory: PageMemory, *, alone: bool = False, pages_that_
         progress=False,
     )
     pace = Pace(speed_up=0.0, jitter_s=0.0, seed=0, upstream=None, downstream=None, sleep=lambda _: None)
-    return Engine(plan, cast(BlockingCacheClient, cache), EnginePages(memory, 0), pace, lambda count: count == 0)
+    return Engine(plan, cast(BlockingCacheClient, cache), [EnginePages(memory, 0)], pace, lambda count: count == 0)
 
 
 def request(*hash_ids: int) -> Request:
@@ -132,6 +135,15 @@ def test_what_one_step_computed_is_handed_in_with_the_next_in_one_message(memory
     assert cache.calls == [*first, *second, "write", "release", *(f"advance {step}" for step in range(2, 4 + LAG))]
     assert (playing.tally.requests, playing.tally.pages_total, playing.tally.pages_hit_device) == (2, 5, 2)
     assert len(playing.step_ns) == len(playing.advance_ns) == 2
+
+
+def test_a_path_can_end_before_its_last_page_which_is_seldom_full(memory: PageMemory) -> None:
+    cache = Cache([granted([0, 1]), granted([0])])
+    playing = engine(cache, memory, full_pages_only=True)
+    playing.serve(request(1, 2, 3))
+    playing.serve(request(4))
+    assert [call for call in cache.calls if call.startswith("acquire")] == ["acquire 2", "acquire 1"]
+    assert playing.tally.pages_total == 3
 
 
 def test_pages_that_are_reused_are_verified_and_a_wrong_one_is_counted(memory: PageMemory) -> None:

@@ -12,6 +12,7 @@ from kvcoord.load.pages import EnginePages, adjacent
 from kvcoord.load.pattern import verify
 from kvcoord.memory.geometry import PoolGeometry
 from kvcoord.memory.pages import PageMemory
+from kvcoord.protocol.local import NO_SLOT
 
 GEOMETRY = PoolGeometry("kv", 3, 100, "uint8")
 KEYS = block_page_keys(range(6))
@@ -48,6 +49,15 @@ def test_one_wrong_byte_in_any_layer_makes_one_corrupt_page(memory: PageMemory, 
     pages.fill(KEYS, SLOTS)
     memory.view(layer, 3)[99] ^= 1
     assert pages.count_corrupt(KEYS, SLOTS) == 1
+
+
+def test_a_pool_that_keeps_nothing_of_some_pages_is_filled_and_judged_for_the_others(
+    memory: PageMemory, pages: EnginePages
+) -> None:
+    pages.fill(KEYS[:4], [NO_SLOT, 0, NO_SLOT, 1])
+    assert pages.count_corrupt(KEYS[:4], [NO_SLOT, 0, NO_SLOT, 1]) == 0
+    assert pages.count_corrupt(KEYS[:2], [NO_SLOT, 1]) == 1
+    assert all(bytes(memory.view(layer, 9)) == bytes(100) for layer in range(3)), "the last slot is none of these"
 
 
 def test_pages_of_another_order_or_another_rank_are_corrupt(memory: PageMemory, pages: EnginePages) -> None:

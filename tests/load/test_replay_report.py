@@ -20,6 +20,8 @@ from kvcoord.observability.snapshot import (
 )
 from kvcoord.runtime.exits import Exit
 
+CACHED = {Tier.DEVICE: 3, Tier.HOST: 6}
+
 ABORT = Aborted("write-through/3/0", Path.VOTED, Reason.HOST_FULL, 1, {"host.kv": 2})
 
 
@@ -46,7 +48,8 @@ def driver(rank: int, **changes: int) -> DriverReport:
 
 def pool(tier: Tier, *, free: int, used: int, reserved: int = 0, quarantined: int = 0) -> PoolSnapshot:
     counts = {"free": free, "used": used, "reserved": reserved, "quarantined": quarantined}
-    return PoolSnapshot(name="kv", tier=tier, capacity=10, **counts)
+    cached = CACHED[tier]
+    return PoolSnapshot(name="kv", tier=tier, capacity=10, cached=cached, **counts)
 
 
 def worker(rank: int, **changes: object) -> WorkerSnapshot:
@@ -70,7 +73,7 @@ def worker(rank: int, **changes: object) -> WorkerSnapshot:
         rank=rank,
         state="active",
         pools=[pool(Tier.DEVICE, free=7, used=3), pool(Tier.HOST, free=4, used=6)],
-        pages_cached={"device": 3, "host": 6},
+        pages_cached={tier.value: pages for tier, pages in CACHED.items()},
         pages_evicted={"device": 5, "host": 0},
         decisions=[commit, abort, asked],
         copies=[

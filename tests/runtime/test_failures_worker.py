@@ -54,7 +54,7 @@ async def nothing_leaks(group: ProcessGroup) -> None:
         snapshot = await group.status(rank)
         assert (snapshot.leases_open, snapshot.operations_open) == (0, 0)
         for pool in snapshot.pools:
-            assert pool.free + snapshot.pages_cached[pool.tier.value] == pool.capacity
+            assert pool.free + pool.cached == pool.capacity
             assert (pool.reserved, pool.quarantined) == (0, 0)
 
 

@@ -115,7 +115,7 @@ class Player:
         pace = Pace(
             speed_up=0.0, jitter_s=plan.jitter_s, seed=plan.rank, upstream=None, downstream=None, sleep=time.sleep
         )
-        engine = Engine(plan, cache, pages, pace, lambda operations_open: operations_open == 0)
+        engine = Engine(plan, cache, [pages], pace, lambda operations_open: operations_open == 0)
         try:
             while self.finish_at is None or self._next < self.finish_at:
                 engine.serve(self._requests[self._next % len(self._requests)])
