@@ -221,6 +221,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("rank", self.rank, f"must be below world_size={group.world_size}")
         if group.world_size > limits.ranks_max:
             raise ConfigError("group.world_size", group.world_size, f"must be at most ranks_max={limits.ranks_max}")
+        for pool, device, host in zip(group.pools, self.device_slots, self.host_slots, strict=True):
+            if device < 2 * pool.tail_pages or host < pool.tail_pages:
+                fix = f"a request goes on from one end and leaves another: at least {2 * pool.tail_pages} on the device"
+                raise ConfigError(f"group.pools.{pool.name}.device_slots", (device, host), f"{fix}, half on the host")
         if limits.rounds_kept_max <= group.lag:
             raise ConfigError("limits.rounds_kept_max", limits.rounds_kept_max, f"must exceed lag={group.lag}")
 

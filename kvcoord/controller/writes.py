@@ -2,8 +2,7 @@
 
 `reserve_write` only allocates; `commit_write` starts the copy; `abort_write` gives back. A write names the pages of one
 path that are on the device, not on the host, and not being written already, ancestors included, so that what is on the
-host stays reachable from the root. In pools that keep only ends these pages take their slots along, and so does the end
-of the path.
+host stays reachable from the root. In pools that keep only ends the ends go along, so that it is usable.
 """
 
 from collections.abc import Sequence
@@ -157,25 +156,24 @@ class Writes:
         return runs_of([at for first, count in runs for at in range(first, first + count) if keys[at] not in writing])
 
     def _tails_unwritten(self, keys: list[PageKey], runs: list[Run]) -> Positions:
-        """Pages whose slots in the pools of ends go to the host too: those of `runs`, and the end of the path.
+        """Pages whose slots in the pools of ends go to the host too: at the end of the path, and of what is written.
 
         What an earlier end has lost on the host stays lost: it would only push out ends that are in use.
         """
         tree = self._state.tree
         if not tree.tails:
             return ()
-        moved = {at for first, count in runs for at in range(first, first + count)}
-        there = {at for first, count in tree.resident(keys, Tier.HOST) for at in range(first, first + count)}
+        there = {at for first, count in [*tree.resident(keys, Tier.HOST), *runs] for at in range(first, first + count)}
+        ends = zip(tree.tails.ends(len(keys)), tree.tails.ends(sum(runs[-1]) if runs else 0), strict=True)
         writing = self._state.tails_in_flight[Tier.HOST]
-        ends = tree.tails.ends(len(keys))
         books = zip(tree.tails.on(Tier.DEVICE), tree.tails.on(Tier.HOST), writing, ends, strict=True)
         return tuple(
             [
                 [
                     at
-                    for at in sorted(moved.union(there.intersection(end)))
+                    for at in sorted(there.intersection({*end, *written}))
                     if keys[at] in device.pages and keys[at] not in host.pages and keys[at] not in others
                 ]
-                for device, host, others, end in books
+                for device, host, others, (end, written) in books
             ]
         )

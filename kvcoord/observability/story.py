@@ -32,6 +32,7 @@ LIMITS: Final = {
     Reason.LIMIT: "limits.operations_open_max",
     Reason.HOST_FULL: "host_pages",
     Reason.DEVICE_FULL: "device_pages",
+    Reason.AUXILIARY_FULL: "device_slots and host_slots of the pools that keep only the end of a sequence",
 }
 """The option that bounds what ran out."""
 

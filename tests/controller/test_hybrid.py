@@ -14,15 +14,13 @@ from kvcoord.protocol.local import (
     Failed,
     Free,
     LoadBack,
-    Match,
-    Matched,
     Release,
     WriteThrough,
     Written,
     join_keys,
 )
 from tests.controller.cluster import Cluster
-from tests.controller.hybrid import HybridCluster, granted, pools
+from tests.controller.hybrid import HybridCluster, pools
 
 PATH = block_page_keys(range(1, 9))
 OTHER = block_page_keys(range(101, 109))
@@ -313,16 +311,30 @@ def test_an_engine_is_told_of_a_copy_that_moves_ends_alone() -> None:
 
 
 def test_nothing_is_evicted_when_one_pool_cannot_give_enough() -> None:
-    """The request needs pages, which could go, and a state, which cannot: so no page goes either."""
-    cluster = HybridCluster(2, 8, 40, device_states=1)
-    cluster.serve(PATH[:6])
-    running = cluster.acquire(PATH[:6])[0]
-    refused = granted(cluster.ask(Acquire(join_keys(OTHER[:6])))[0][0])
+    """The request needs two pages more, which could go, and a state, which cannot: so no page goes either."""
+    cluster = HybridCluster(2, 12, 40, device_states=2)
+    cluster.serve(PATH[:4])
+    running = [cluster.acquire(path)[0] for path in (OTHER[:1], PATH[5:6])]
+    tree = cluster.workers[0].cache.state.tree
+    assert tree.evictable(Tier.DEVICE) == 4
+    refused = cluster.acquire(block_page_keys(range(201, 209)))[0]
     assert isinstance(refused.outcome, Aborted)
-    assert set(refused.outcome.shortfall) == {"device.kv", "device.index", "device.state"}
-    assert cluster.workers[0].cache.state.tree.pages(Tier.DEVICE) == 6
-    cluster.ask(Release(running.lease))
-    (found,) = {str(answer): answer for (answer,) in cluster.ask(Match(join_keys(PATH[:6])))}.values()
-    assert isinstance(found, Matched)
-    assert found.device_pages == 6
+    assert refused.outcome.shortfall == {"device.kv": 2, "device.index": 2, "device.state": 1}
+    assert tree.evictable(Tier.DEVICE) == 4
+    for lease in running:
+        cluster.ask(Release(lease.lease))
+    cluster.check()
+
+
+def test_an_end_that_was_not_written_goes_to_the_host_with_its_pages_later() -> None:
+    """Selective write-through: the pages of a turn are written when a later turn has used them often enough."""
+    shape = {"world_size": 1, "write_policy": "write-through-selective", "write_hits_min": 2}
+    cluster = Cluster(1, 40, 40, pools_by_rank=[pools()], **shape)
+    for end in (3, 5, 6):
+        cluster.serve(PATH[:end])
+    tree = cluster.workers[0].cache.state.tree
+    assert tree.resident(PATH, Tier.HOST) == [(0, 3)]
+    assert tree.tails.counts(Tier.HOST) == [3, 1]
+    cluster.ask(Evict(Tier.DEVICE, 6))
+    assert tree.match(PATH).host_pages == 3
     cluster.check()
