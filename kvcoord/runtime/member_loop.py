@@ -85,6 +85,8 @@ class MemberLoop:
         self._alarm = Alarm(self._loop, self._rang)
         self._coordinator: Coordinator | None = None
         self._begun = False
+        self._suspended = ""
+        """Why the group was suspended last."""
         self._uplink = Uplink(
             config,
             rank_transport(config, self._guard),
@@ -291,14 +293,18 @@ class MemberLoop:
             values = (effect.field, rank, effect.value, effect.other_rank, effect.other_value)
             self.fail(JoinRefused(group.name, effect.reason, *values))
         elif isinstance(effect, Lost):
-            self.fail(GroupLost(group.name, effect.cause, effect.waited_s))
+            # Who was lost first explains more than what is still missing at the end.
+            causes = dict.fromkeys(cause for cause in (self._suspended, effect.cause) if cause)
+            self.fail(GroupLost(group.name, "; ".join(causes), effect.waited_s))
         elif isinstance(effect, DivergenceSeen):
             error = Diverged(group.name, effect.round, effect.sides, effect.operation)
             log.error("%s", error)
             if group.divergence is DivergencePolicy.STOP:
                 self.fail(error)
         elif isinstance(effect, GroupSuspended):
-            log.warning("group %s suspended: %s", group.name, effect.cause)
+            embedded = effect.rank < 0 and self._config.embed_coordinator
+            self._suspended = f"{effect.cause} (rank 0 embeds it)" if embedded else effect.cause
+            log.warning("group %s suspended: %s", group.name, self._suspended)
         else:
             log.info("%s %s %s", effect.kind, effect.operation, effect.detail)
 

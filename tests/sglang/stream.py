@@ -57,10 +57,14 @@ class Stream:
         self._copies = SlowCopies(engine, lambda: own.randint(0, faults.copy_steps) if faults.copy_steps else 0)
 
     def play(self, steps: int) -> Report:
-        for _ in range(steps):
-            self.report.steps.append(self._step())
+        """Plays so many steps, and ends what is open."""
+        self.go_on(steps)
         self._drain()
         return self.report
+
+    def go_on(self, steps: int) -> None:
+        for _ in range(steps):
+            self.report.steps.append(self._step())
 
     def _step(self) -> tuple[Any, ...]:
         rng, cache = self._shared, self.engine.cache

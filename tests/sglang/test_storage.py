@@ -1,10 +1,12 @@
 """The storage tier: what one rank's store, pool or clock says is never acted on alone."""
 
+import os
 import random
 import tempfile
 import time
 from array import array
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +15,9 @@ from sglang.srt.mem_cache.cpp_utils.native_hash import get_native_hash
 
 from tests.sglang.engine import KVCOORD, STOCK, Engine, Groups
 from tests.sglang.world import Result, agree, run_ranks, values
+
+SEEDS = int(os.environ.get("STREAM_SEEDS", "2"))
+"""Seeds of each random case. More of them are for a night, not for every change."""
 
 PAGE = 16
 TOKENS = list(range(1000, 1064))
@@ -220,9 +225,9 @@ def test_requests_aborted_while_their_pages_are_fetched_leave_nothing_behind() -
     assert first["host_used"] == first["hit"]
 
 
-def random_requests(stored: Stored, rank: int) -> Any:
+def random_requests(stored: Stored, rank: int, seed: int) -> Any:
     """The same requests on every rank; each rank's store loses and refuses pages of its own."""
-    shared, own = random.Random("requests"), random.Random(rank)
+    shared, own = random.Random(f"requests {seed}"), random.Random(f"store {seed} {rank}")
     _fail_at_times(stored, own)
     seen = []
     for attempt in range(20):
@@ -263,9 +268,12 @@ def _fail_at_times(stored: Stored, rng: random.Random) -> None:
     controller.page_get_func = get_or_fail
 
 
+@pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("policy", ["wait_complete", "timeout", "best_effort"])
-def test_random_requests_over_stores_that_fail_on_single_ranks_end_alike_and_leak_nothing(policy: str) -> None:
-    first, second = values(play(random_requests, KVCOORD, policy))
+def test_random_requests_over_stores_that_fail_on_single_ranks_end_alike_and_leak_nothing(
+    policy: str, seed: int
+) -> None:
+    first, second = values(play(partial(random_requests, seed=seed), KVCOORD, policy))
     assert first == second
     assert (first[1]["prefetching"], first[1]["locked"]) == (0, 0)
     assert first[1]["host_used"] == first[1]["hit"]

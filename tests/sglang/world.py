@@ -43,8 +43,12 @@ def run_ranks(
     pp: int = 1,
     limit_s: float = 60.0,
     environment: dict[str, str] | None = None,
+    silent: int | None = None,
 ) -> list[Result]:
-    """Runs `scenario` on tp x pp ranks. A rank that has not ended after `limit_s` is killed and `hangs`."""
+    """Runs `scenario` on tp x pp ranks. A rank that has not ended after `limit_s` is killed and `hangs`.
+
+    `silent` is a rank that will say nothing: it is not waited for.
+    """
     world = tp * pp
     with tempfile.TemporaryDirectory(prefix="kvcoord-test-") as folder:
         settings = {"XDG_RUNTIME_DIR": folder, **(environment or {})}
@@ -58,7 +62,7 @@ def run_ranks(
             theirs.close()
             pipes.append(ours)
             processes.append(process)
-        results = _collect(pipes, limit_s)
+        results = _collect(pipes, limit_s, silent)
         for process in processes:
             process.join(1.0)
             if process.is_alive():
@@ -67,9 +71,9 @@ def run_ranks(
     return results
 
 
-def _collect(pipes: list[Connection], limit_s: float) -> list[Result]:
+def _collect(pipes: list[Connection], limit_s: float, silent: int | None) -> list[Result]:
     results = [Result(error=HANGS) for _ in pipes]
-    open_pipes: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(pipes)}
+    open_pipes: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(pipes) if rank != silent}
     give_up_at = time.monotonic() + limit_s
     while open_pipes:
         ready = wait(list(open_pipes), max(0.0, give_up_at - time.monotonic()))
