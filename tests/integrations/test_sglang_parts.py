@@ -3,15 +3,17 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
+from kvcoord.domain import Outcome
 from kvcoord.integrations.sglang.capacity import Capacity
 from kvcoord.integrations.sglang.copies import Copies
 from kvcoord.integrations.sglang.rounds import Rounds
 from kvcoord.integrations.sglang.storage import ReadyQueue
 from kvcoord.protocol.digest import Digest
-from kvcoord.protocol.messages import Ack, Verdict, Vote
+from kvcoord.protocol.messages import Ack, Decision, Verdict, Vote
 
 
 class FakeMember:
@@ -32,6 +34,9 @@ class FakeMember:
 
     def take(self, round_number: int) -> Verdict:
         return self.verdicts.pop(round_number)
+
+    def decide(self, vote: Vote) -> Decision:
+        return Decision(vote.operation, Outcome.COMMIT if vote.yes else Outcome.ABORT, reason=vote.reason)
 
 
 def verdict(number: int, capacity: list[int], absent: list[int] | None = None) -> Verdict:
@@ -174,20 +179,42 @@ def test_a_reset_acks_what_is_open_so_that_nobody_waits_for_it() -> None:
     assert len(copies) == 0
 
 
+def ready(rounds: Rounds, *entries: int) -> tuple[ReadyQueue, "Queue[int]"]:
+    """A queue of storage threads that have put these entries, and its agreement."""
+    queue: Queue[int] = Queue()
+    for entry in entries:
+        queue.put(entry)
+    return ReadyQueue("hit", rounds, str), queue
+
+
 def test_entries_are_taken_off_a_queue_in_order_even_if_a_later_one_is_complete_first() -> None:
     rounds, member = make_rounds()
-    queue = ReadyQueue("hit", rounds)
-    queue.report(["7", "8"])
+    agreed, queue = ready(rounds, 7, 8)
+    agreed.report(queue)
     assert acked(member, rounds) == ["hit/0/7", "hit/0/8"]
-    queue.completed("hit/0/8")
-    assert queue.take_agreed() == 0
-    queue.completed("hit/0/7")
-    assert queue.take_agreed() == 2
+    agreed.completed("hit/0/8")
+    assert agreed.take_agreed() == 0
+    agreed.completed("hit/0/7")
+    assert agreed.take_agreed() == 2
 
 
-def test_an_entry_that_only_the_others_have_is_waited_for() -> None:
-    rounds, _ = make_rounds()
-    queue = ReadyQueue("hit", rounds)
-    assert queue.completed("hit/0/7")
-    assert queue.take_agreed() == 0
-    assert not queue.completed("landed/0/7")
+def test_an_entry_is_acked_once_and_one_that_comes_later_on_its_own() -> None:
+    rounds, member = make_rounds()
+    agreed, queue = ready(rounds, 7)
+    agreed.report(queue)
+    queue.put(8)
+    agreed.report(queue)
+    agreed.report(queue)
+    assert acked(member, rounds) == ["hit/0/7", "hit/0/8"]
+
+
+def test_an_entry_that_will_not_come_is_answered_and_never_taken() -> None:
+    rounds, member = make_rounds()
+    agreed, queue = ready(rounds, 7)
+    agreed.report(queue)
+    agreed.answer("7")
+    agreed.answer("8")
+    assert acked(member, rounds) == ["hit/0/7", "hit/0/8"]
+    assert not agreed.completed("hit/0/8")
+    assert agreed.completed("hit/0/7")
+    assert agreed.take_agreed() == 1

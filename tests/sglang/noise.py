@@ -14,12 +14,12 @@ from tests.sglang.engine import Engine, is_agreed
 
 
 class HostNoise:
-    """Holds up to `slots_max` host slots. `promised` slots are left alone: they are what the group counts on."""
+    """Holds up to `slots_max` host slots. Told to keep promises, it leaves alone what the group counts on."""
 
     def __init__(self, engine: Engine, rng: random.Random, slots_max: int, *, keeps_promises: bool = False) -> None:
         self._engine, self._rng, self._slots_max = engine, rng, slots_max
-        self._keeps_promises = keeps_promises
         self._held: list[Any] = []
+        self._promises = Promises(engine.cache.agreement) if keeps_promises and is_agreed(engine) else None
 
     def tick(self) -> None:
         pool = self._engine.host
@@ -28,9 +28,8 @@ class HostNoise:
         if self._rng.random() < 0.3:
             page = self._engine.page_size
             room = self._slots_max - sum(len(slots) for slots in self._held)
-            if self._keeps_promises and is_agreed(self._engine):
-                promised = self._engine.cache.agreement.capacity.host_available()
-                room = min(room, pool.available_size() - promised)
+            if self._promises is not None:
+                room = min(room, pool.available_size() - self._promises.host())
             count = self._rng.randint(0, max(0, room)) // page * page
             slots = pool.alloc(count) if count else None
             if slots is not None:
@@ -39,6 +38,30 @@ class HostNoise:
     def end(self) -> None:
         while self._held:
             self._engine.host.free(self._held.pop())
+
+
+class Promises:
+    """The host slots of one rank that the group counts on, or may count on when it has heard its frames."""
+
+    def __init__(self, agreement: Any) -> None:
+        self._capacity = agreement.capacity
+        self._frames: deque[int] = deque(maxlen=agreement.rounds.lag + 1)
+        """Free slots of the last frames, plus what was issued until then."""
+        count = self._capacity.count
+
+        def counted(step: int) -> Any:
+            free = count(step)
+            self._frames.append(free[1] + self._issued())
+            return free
+
+        self._capacity.count = counted
+
+    def host(self) -> int:
+        counted = [frame - self._issued() for frame in self._frames]
+        return max(int(self._capacity.host_available()), *counted, 0)
+
+    def _issued(self) -> int:
+        return int(self._capacity.ledger._net[1])
 
 
 class DeviceNoise:

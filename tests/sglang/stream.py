@@ -75,9 +75,13 @@ class Stream:
         while self._running and (len(self._running) >= RUNNING_MAX or rng.random() < 0.3):
             node, receipt = self._running.pop(rng.randrange(len(self._running)))
             cache.dec_lock_ref(node, receipt)
-        served = self._serve(tokens_of(rng), check_bytes=rng.random() < 0.5)
+        served = self._requests(rng)
         cache.flush_pending_backups()
         return (*served, cache.evictable_size(), cache.protected_size())
+
+    def _requests(self, rng: random.Random) -> tuple[Any, ...]:
+        """The requests of this step. Says what became of them."""
+        return self._serve(tokens_of(rng), check_bytes=rng.random() < 0.5)
 
     def _serve(self, tokens: list[int], *, check_bytes: bool) -> tuple[Any, ...]:
         """One request: match, load back, compute the rest, insert."""
@@ -112,17 +116,25 @@ class Stream:
         value = torch.cat([path.to(torch.int64), slots.to(torch.int64)])
         return engine.cache.insert(InsertParams(key=key(tokens), value=value, prev_prefix_len=start))
 
-    def _drain(self) -> None:
-        """Ends requests, noise and copies, and looks for what is left over."""
-        engine, cache = self.engine, self.engine.cache
+    def be_quiet(self) -> None:
+        """The noise gives back what it holds."""
         self._host_noise.end()
         self._device_noise.end()
-        for node, receipt in self._running:
-            cache.dec_lock_ref(node, receipt)
+
+    def finish(self) -> None:
+        """Ends every request, and steps until the scheduler would call itself idle."""
+        while self._running:
+            self.engine.cache.dec_lock_ref(*self._running.pop())
         for _ in range(12):
             for _ in range(8):
                 self._copies.tick()
-            cache.check_hicache_events()
+            self.engine.step()
+
+    def _drain(self) -> None:
+        """Ends requests, noise and copies, and looks for what is left over."""
+        engine, cache = self.engine, self.engine.cache
+        self.be_quiet()
+        self.finish()
         cache.sanity_check()
         leaks = self.report.leaks
         if cache.ongoing_write_through or cache.ongoing_load_back:

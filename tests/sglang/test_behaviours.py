@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.sglang.engine import Engine, Groups
 from tests.sglang.slow import SlowCopies
 from tests.sglang.world import run_ranks, values
@@ -184,6 +186,29 @@ def test_a_shortage_that_an_eviction_cures_commits_at_the_second_attempt() -> No
         return state(engine)["on_host"], engine.match(OTHER).host_hit_length, free
 
     assert on_two_ranks(scenario) == [(True, 0, 512 - 64), (True, 0, 512 - 64)]
+
+
+@pytest.mark.parametrize("shape", [{"tp": 2}, {"tp": 1, "pp": 2}], ids=["tp2", "pp2"])
+def test_while_a_write_aborts_no_rank_promises_slots_that_another_has_not(shape: dict[str, Any]) -> None:
+    """Frames that were counted before the abort is known show the slots as taken on one rank only."""
+
+    def on_rank(groups: Groups) -> Any:
+        engine = Engine(groups)
+        held = fill_host(engine, 32) if groups.rank == 1 else None
+        engine.step(4)
+        engine.insert(TOKENS)
+        promised = []
+        for _ in range(8):
+            engine.step()
+            promised.append(engine.cache.agreement.capacity.host_available())
+            assert promised[-1] <= engine.host.available_size()
+        assert held is None or len(held)
+        engine.close()
+        return promised
+
+    first, second = values(run_ranks(on_rank, limit_s=40.0, **shape))
+    assert first == second
+    assert first[-1] == 32
 
 
 def test_when_the_second_attempt_aborts_as_well_the_same_nodes_are_gone_on_both_ranks() -> None:

@@ -4,89 +4,19 @@ import os
 import random
 import tempfile
 import time
-from array import array
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
-from sglang.srt.mem_cache.cpp_utils.native_hash import get_native_hash
 
-from tests.sglang.engine import KVCOORD, STOCK, Engine, Groups
+from tests.sglang.engine import KVCOORD, STOCK, Groups
+from tests.sglang.stored import TOKENS, Stored, fail_at_times
 from tests.sglang.world import Result, agree, run_ranks, values
 
 SEEDS = int(os.environ.get("STREAM_SEEDS", "2"))
 """Seeds of each random case. More of them are for a night, not for every change."""
-
-PAGE = 16
-TOKENS = list(range(1000, 1064))
-STEPS_MAX = 400
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _hash_extension_is_built() -> None:
-    """SGLang compiles it at first use, which takes longer than a scenario may."""
-    get_native_hash(array("q", TOKENS), None, PAGE)
-
-
-class Stored:
-    """An engine with a file store that holds the KV of TOKENS, and nothing of it on host or device."""
-
-    def __init__(self, groups: Groups, folder: str, backend: str | None, policy: str) -> None:
-        options = '{"prefetch_threshold": 16, "prefetch_timeout_base": 0.05, "prefetch_timeout_per_ki_token": 0}'
-        self.engine = Engine(
-            groups,
-            backend=backend,
-            page_size=PAGE,
-            storage="file",
-            storage_options=options,
-            prefetch_policy=policy,
-            file_storage_path=folder,
-        )
-        self.cache = self.engine.cache
-        self.handle = CacheRequestHandle("request", 0)
-        self.engine.insert(TOKENS)
-        self._settle()
-        self.engine.evict(64)
-        self.cache.evict_host(self.engine.host.size)
-
-    def _keys(self) -> Any:
-        return get_native_hash(array("q", TOKENS), None, PAGE)
-
-    def _settle(self) -> None:
-        """Steps until the write and the backup are over, which all ranks see at the same step."""
-        for step in range(STEPS_MAX):
-            self.engine.step()
-            time.sleep(0.002)
-            if step >= 20 and not self.cache.ongoing_backup and not self.cache.ongoing_write_through:
-                return
-        raise AssertionError("not backed up")
-
-    def prefetch(self) -> None:
-        match = self.engine.match(TOKENS)
-        self.cache.prefetch_from_storage(
-            self.handle, match.last_device_node, array("q", TOKENS), matched_prefix_tokens=[]
-        )
-
-    def progress(self) -> int:
-        """Steps until the scheduler's poll says that the request may run."""
-        for step in range(STEPS_MAX):
-            self.engine.step()
-            time.sleep(0.002)
-            if self.cache.check_prefetch_progress(self.handle):
-                return step
-        return -1
-
-    def end(self) -> dict[str, Any]:
-        self.engine.step(6)
-        self.cache.sanity_check()
-        return {
-            "hit": self.engine.match(TOKENS).host_hit_length,
-            "prefetching": len(self.cache.ongoing_prefetch),
-            "host_used": self.engine.host.size - self.engine.host.available_size(),
-            "locked": self.cache.protected_size(),
-        }
 
 
 def play(
@@ -175,7 +105,7 @@ def fewer_pages_on_one_rank(stored: Stored, rank: int) -> Any:
 
 def _forget_last_page(stored: Stored) -> None:
     backend = stored.engine.controller.storage_backend
-    last = stored._keys()[-1]
+    last = stored.keys()[-1]
     exists = backend.batch_exists
     backend.batch_exists = lambda keys, extra=None: exists([key for key in keys if key != last], extra)
 
@@ -212,9 +142,7 @@ def aborted_while_it_is_fetched(stored: Stored, _: int) -> Any:
         stored.prefetch()
         stored.engine.step(attempt)
         stored.cache.release_aborted_request(stored.handle)
-    for _ in range(30):
-        stored.engine.step()
-        time.sleep(0.002)
+    stored.rest()
     return stored.end()
 
 
@@ -228,7 +156,7 @@ def test_requests_aborted_while_their_pages_are_fetched_leave_nothing_behind() -
 def random_requests(stored: Stored, rank: int, seed: int) -> Any:
     """The same requests on every rank; each rank's store loses and refuses pages of its own."""
     shared, own = random.Random(f"requests {seed}"), random.Random(f"store {seed} {rank}")
-    _fail_at_times(stored, own)
+    fail_at_times(stored.engine, own)
     seen = []
     for attempt in range(20):
         stored.handle = CacheRequestHandle(f"request {attempt}", 0)
@@ -249,23 +177,8 @@ def random_requests(stored: Stored, rank: int, seed: int) -> Any:
         stored.engine.evict(64)
         if shared.random() < 0.7:
             stored.cache.evict_host(64)
-    for _ in range(60):
-        stored.engine.step()
-        time.sleep(0.002)
+    stored.rest()
     return seen, stored.end()
-
-
-def _fail_at_times(stored: Stored, rng: random.Random) -> None:
-    controller = stored.engine.controller
-    exists, get = controller.storage_backend.batch_exists, controller.page_get_func
-    controller.storage_backend.batch_exists = lambda *asked: max(0, exists(*asked) - rng.choice((0, 0, 1)))
-
-    def get_or_fail(operation: Any, hashes: Any, *rest: Any) -> Any:
-        if rng.random() < 0.2:
-            raise OSError("the store does not answer")
-        return max(0, get(operation, hashes, *rest) - rng.choice((0, 0, 1)))
-
-    controller.page_get_func = get_or_fail
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -9,7 +9,9 @@ from typing import Any, NoReturn
 import msgspec
 from sglang.srt.runtime_context import get_parallel
 
+from kvcoord.config import WorkerConfig
 from kvcoord.errors import InvariantBroken
+from kvcoord.integrations.sglang.attachment import Attachment
 from kvcoord.integrations.sglang.capacity import POOLS, Capacity
 from kvcoord.integrations.sglang.copies import Copies
 from kvcoord.integrations.sglang.rounds import EVENTS_KEPT, Membership, Rounds
@@ -30,7 +32,8 @@ Cache = Any
 class Agreement:
     """The parts of one cache's agreement, joined to its group."""
 
-    def __init__(self, cache: Cache, member: Membership, digest: Digest, lag: int) -> None:
+    def __init__(self, cache: Cache, member: Membership, digest: Digest, config: WorkerConfig) -> None:
+        lag = config.group.lag
         allocator = cache.token_to_kv_pool_allocator
         host = cache.cache_controller.mem_pool_host
         self.rounds = Rounds(member, digest, lag)
@@ -39,6 +42,7 @@ class Agreement:
         self.incoming = Copies(self.rounds)
         self.writes = Writes(cache, self.rounds, self.capacity, self.outgoing)
         self.storage = Storage(cache, self.rounds)
+        self.attachment = Attachment(cache, self.rounds, self.storage, config.timeouts.copy_timeout_s)
         counted = self.capacity.now()
         self.capacity.begin(counted, member.open(counted))
 
@@ -77,7 +81,7 @@ def join(cache: Cache, server_args: Any, params: Any) -> Agreement:
         *(topology.rank, topology.world_size, config.group.name, config.group.lag, where),
     )
     digest = Digest(EVENTS_KEPT)
-    return Agreement(cache, Member(config, fingerprint, events=digest.log), digest, config.group.lag)
+    return Agreement(cache, Member(config, fingerprint, events=digest.log), digest, config)
 
 
 def never_none(what: str, allocate: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,8 @@ is overridden, and what is used besides, is listed in `contract` and checked whe
 """
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, cast
 
 from sglang.srt.mem_cache.unified_cache.cache_action import BackupKV
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
@@ -15,6 +16,8 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from kvcoord.domain import OperationKind, Reason
 from kvcoord.errors import InvariantBroken, TransferFailed
 from kvcoord.integrations.sglang.agreement import Agreement, broken_promise, join, never_none
+from kvcoord.integrations.sglang.attachment import Told
+from kvcoord.integrations.sglang.storage import peek
 from kvcoord.integrations.sglang.support import refuse_unsupported
 from kvcoord.protocol.messages import Completion, Verdict
 
@@ -198,18 +201,38 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         """Takes what every rank has: the same hits, landed pages and backups, and pages that nothing uses any more."""
         storage = self._agreed.storage
         storage.report()
-        hits, landed, backups = storage.take()
+        self._take(*storage.take())
+
+    def take_all_from_storage(self) -> None:
+        """Takes what has landed, when that is the same on every rank, and every backup that has ended."""
+        controller = self.cache_controller
+        self._take(0, controller.ack_prefetch_queue.qsize(), controller.ack_backup_queue.qsize())
+
+    def _take(self, hits: int, landed: int, backups: int) -> None:
+        controller = self.cache_controller
+        queried = peek(controller.prefetch_hit_queue)[:hits] if hits else []
+        fetched = peek(controller.ack_prefetch_queue)[:landed] if landed else []
         self._drain_storage_control_queues_impl(
             n_storage_hit=hits,
             n_ack_prefetch=landed,
             n_backup=backups,
             n_release=None,
-            extra_release_counts=dict.fromkeys(self.cache_controller.extra_host_mem_release_queues),
+            extra_release_counts=dict.fromkeys(controller.extra_host_mem_release_queues),
             log_metrics=True,
         )
+        self._agreed.storage.sweep(queried, fetched)
 
     def drain_storage_control_queues(self) -> None:
         """Done by each step's verdict."""
+
+    def prefetch_from_storage(self, request: Any, *arguments: Any, **options: Any) -> Any:
+        """As SGLang does; what its threads are given to do is watched."""
+        known = request in self.ongoing_prefetch
+        told = super().prefetch_from_storage(request, *arguments, **options)
+        info = self.ongoing_prefetch.get(request)
+        if info is not None and not known:
+            self._agreed.storage.begin(info.operation)
+        return told
 
     def _allocate_storage_hit(
         self, operation: Any, hit_tokens: int, *, allow_partial: bool, min_tokens: int, evict_host: Callable[[int], int]
@@ -251,20 +274,24 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             )
 
     def attach_storage_backend(self, storage_backend: str, *arguments: Any, **options: Any) -> tuple[bool, str]:
-        """As SGLang does, but for a change of the write policy: writes of the old one may still be voted on."""
+        """As SGLang does, on every rank or on none, but for a change of the write policy: writes of the old one may
+        still be voted on."""
         policy = arguments[3] if len(arguments) > 3 else options.get("hicache_write_policy")
         if policy not in (None, self.cache_controller.write_policy):
             return False, f"kvcoord cannot change hicache_write_policy to {policy} at run time: restart with that flag"
-        done, said = super().attach_storage_backend(storage_backend, *arguments, **options)
+
+        attach = partial(super().attach_storage_backend, storage_backend, *arguments, **options)
+        if self.enable_storage:
+            return cast(Told, attach())
+        done, said = self._agreed.attachment.attach(attach)
         self._limit_prefetch()
         return done, said
 
     def detach_storage_backend(self) -> tuple[bool, str]:
-        """As SGLang does. What was open is forgotten; SGLang detaches when nothing is."""
-        done, said = super().detach_storage_backend()
-        if self.agreement is not None:
-            self.agreement.storage.reset()
-        return done, said
+        """As SGLang does, on every rank or on none. What storage brought for aborted requests is given back."""
+        if not self.enable_storage:
+            return cast(Told, super().detach_storage_backend())
+        return self._agreed.attachment.detach(super().detach_storage_backend)
 
     def _log_storage_metrics(self) -> None:
         statistics = self.cache_controller.storage_backend.get_stats()
@@ -277,9 +304,13 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Called on every rank at the same point; what was open is answered and forgotten."""
+        agreed = self.agreement
+        if agreed is not None:
+            agreed.attachment.settle()
+            agreed.storage.answer()
         super().reset()
-        if self.agreement is not None:
-            self.agreement.reset()
+        if agreed is not None:
+            agreed.reset()
 
     def shutdown(self) -> None:
         """Detaches storage as SGLang does, and leaves the group. Harmless when repeated."""

@@ -56,7 +56,7 @@ class Capacity:
         self.ledger.issue(_HOST, slots)
 
     def return_host(self, slots: int) -> None:
-        """Every rank has these slots back: an agreed eviction, or an aborted reservation."""
+        """Every rank has had these slots and has them back, by an agreed eviction for example."""
         self.ledger.credit(_HOST, slots)
 
     def count(self, step: int) -> list[int]:

@@ -72,6 +72,12 @@ HOOKS: Final[Mapping[str, tuple[str, ...]]] = {
         *("HiCacheController.prefetch_thread_func", "HiCacheController.prefetch_io_aux_func"),
         *("HiCacheController.prefetch_sync_thread_func", "HiCacheController.backup_thread_func"),
         *("HiCacheController._start_storage_threads", "HiCacheController._page_transfer"),
+        *("HiCacheController._stop_storage_threads", "HiCacheController._create_sync_groups"),
+        *("HiCacheController.attach_storage_backend", "HiCacheController.detach_storage_backend"),
+    ),
+    "srt/mem_cache/unified_cache/storage_attachment.py": (
+        *("StorageAttachment.attach", "StorageAttachment.detach", "StorageAttachment.shutdown"),
+        "StorageAttachment._release_pending_storage_ops",
     ),
     "srt/mem_cache/hybrid_cache/hybrid_cache_controller.py": (
         *("HybridCacheController.write", "HybridCacheController.load", "HybridCacheController.allocate_storage_hit"),

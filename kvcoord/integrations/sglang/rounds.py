@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from kvcoord.domain import OperationId, OperationKind, Reason
 from kvcoord.protocol.digest import Digest
-from kvcoord.protocol.messages import Ack, Verdict, Vote
+from kvcoord.protocol.messages import Ack, Decision, Verdict, Vote
 
 EVENTS_KEPT: Final = 4096
 """Applied events that a rank can still name when digests differ."""
@@ -25,6 +25,8 @@ class Membership(Protocol):
     def send(self, step: int, free: list[int], digest: int, votes: list[Vote], acks: list[Ack]) -> None: ...
 
     def take(self, round_number: int) -> Verdict: ...
+
+    def decide(self, vote: Vote) -> Decision: ...
 
 
 class Rounds:
@@ -53,6 +55,13 @@ class Rounds:
 
     def vote_no(self, operation: OperationId, kind: OperationKind, reason: Reason, shortfall: dict[str, int]) -> None:
         self._votes.append(Vote(operation, kind, False, reason=reason, shortfall=shortfall))
+
+    def decide(self, operation: OperationId, kind: OperationKind, reason: Reason, *, yes: bool) -> Decision:
+        """All ranks' word on something that cannot wait for a verdict: blocks until every rank has voted, or is late.
+
+        `reason` is told with a no. Raises as `Member.decide`.
+        """
+        return self._member.decide(Vote(operation, kind, yes, reason=None if yes else reason))
 
     def ack(self, operation: OperationId) -> None:
         """What this operation does on this rank is over."""

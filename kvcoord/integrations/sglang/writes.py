@@ -144,7 +144,9 @@ class Writes:
             write.operation = self._rounds.name(kind)
         operation = f"{write.operation}/{write.attempt}"
         slots = write.slots
-        self._tree.make_host_room(slots)
+        if not write.attempt:
+            # Before a second attempt what the poorest rank lacked was evicted, which the agreed capacity shows later.
+            self._tree.make_host_room(slots)
         self._capacity.take_host(slots)
         write.reserved = self._reserve_here(write)
         self._voted[operation] = write
@@ -186,9 +188,9 @@ class Writes:
         if decision.outcome is Outcome.COMMIT:
             self._commit(decision.operation, write)
             return
+        # Not returned to the agreed capacity: a rank that could not reserve gets nothing back. Later frames show it.
         self._release(write.reserved)
         write.reserved = []
-        self._capacity.return_host(write.slots)
         write.attempt += 1
         short = decision.shortfall.get(HOST, 0)
         if write.attempt < ATTEMPTS_MAX and short > 0 and self._tree.evict_host(short) >= short:
