@@ -8,7 +8,7 @@ import pytest
 
 from tests.sglang.engine import Engine, Groups
 from tests.sglang.storage_stream import StorageStream
-from tests.sglang.stored import OPTIONS, PAGE
+from tests.sglang.stored import OPTIONS, PAGE, STEPS_MAX
 from tests.sglang.stream import Faults
 from tests.sglang.world import run_ranks, values
 
@@ -46,9 +46,18 @@ class Life:
         self.stream.go_on(STEPS)
         self.stream.finish()
 
-    def cancel_at_once(self) -> None:
-        """Requests that are cancelled while storage threads are at work for them; nobody waits for the threads."""
-        self.stream.go_on(3)
+    def cancel_while_pages_come(self) -> None:
+        """Requests are cancelled while a storage thread fills their pages. It is done when the cache waits for it."""
+        controller, attachment = self.cache.cache_controller, self.cache.agreement.attachment
+        awaited, get, settle = threading.Event(), controller.page_get_func, attachment.settle
+        controller.page_get_func = lambda *asked: awaited.wait() and get(*asked)
+        attachment.settle = lambda: awaited.set() or settle()
+        for _ in range(STEPS_MAX):
+            self.stream.go_on(1)
+            if any(info.host_indices is not None for info in self.cache.ongoing_prefetch.values()):
+                break
+        else:
+            raise AssertionError("storage holds nothing")
         self.stream.finish(at_rest=False)
 
     def left(self) -> tuple[list[str], list[str]]:
@@ -102,8 +111,8 @@ def test_pages_that_arrive_for_cancelled_requests_are_given_back(after: str) -> 
         life.attach()
         life.serve()
         life.reset()
-        for _ in range(4):
-            life.cancel_at_once()
+        for _ in range(2):
+            life.cancel_while_pages_come()
             if after == "detach":
                 assert life.detach()[0]
                 assert life.attach()[0]
