@@ -101,6 +101,8 @@ class Options:
     file_storage_path: str | None = None
     prefetch_policy: str = "best_effort"
     attention_groups: tuple[Any, Any] = (None, None)
+    data_parallel: int = 1
+    """Attention groups that each serve requests of their own."""
 
 
 def _arguments(options: Options, groups: Groups) -> Any:
@@ -122,6 +124,8 @@ def _arguments(options: Options, groups: Groups) -> Any:
         file_storage_path=options.file_storage_path,
         hicache_storage_prefetch_policy=options.prefetch_policy,
         radix_cache_backend=options.backend,
+        dp_size=options.data_parallel,
+        enable_dp_attention=options.data_parallel > 1,
     )
 
 
