@@ -8,7 +8,7 @@ import os
 import types
 import warnings
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -129,30 +129,28 @@ def _arguments(options: Options, groups: Groups) -> Any:
     )
 
 
-def _device_pool(options: Options) -> Any:
-    return MHATokenToKVPool(
-        size=options.device_slots,
-        page_size=options.page_size,
-        dtype=torch.float32,
-        head_num=HEADS,
-        head_dim=HEAD_DIM,
-        layer_num=LAYERS,
-        device="cpu",
-        enable_memory_saver=False,
-    )
+@dataclass(frozen=True)
+class Layer:
+    """The device rows of one layer of one pool. A row holds `sign * (token + shift)`, so it tells whose it is."""
 
+    rows: Any
+    sign: int
+    shift: int
 
-def _allocator(options: Options, pool: Any) -> Any:
-    shared: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "kvcache": pool, "need_sort": False}
-    if options.page_size == 1:
-        return TokenToKVPoolAllocator(size=options.device_slots, **shared)
-    return PagedTokenToKVPoolAllocator(size=options.device_slots, page_size=options.page_size, **shared)
+    def stamp(self, slots: Any, tokens: Sequence[int]) -> None:
+        self.rows[slots] = self._values(tokens).expand(-1, *self.rows.shape[1:])
+
+    def holds(self, slots: Any, tokens: Sequence[int]) -> bool:
+        return bool((self.rows[slots] == self._values(tokens)).all())
+
+    def _values(self, tokens: Sequence[int]) -> Any:
+        return self.sign * (torch.tensor(list(tokens), dtype=torch.float32)[:, None, None] + self.shift)
 
 
 class Engine:
     """One rank's cache, allocator and device pool, and what a scheduler does with them.
 
-    The KV of a token in layer l is `token + l` (V: its negative), so every row tells whose it is.
+    This one is of a model with full attention only; `hybrid` has the others.
     """
 
     def __init__(self, groups: Groups | None = None, **options: Any) -> None:
@@ -161,19 +159,52 @@ class Engine:
         groups = groups or Groups()
         arguments = _arguments(self.options, groups)
         publish(arguments, role="test", ranks=SpawnRanks(world_rank=groups.rank))
-        self.kv = _device_pool(self.options)
-        self.allocator = _allocator(self.options, self.kv)
+        self.kv = self._device_pool()
+        self.requests = self._request_pool()
+        self.allocator = self._allocator()
         self.context = self._context(arguments, groups)
         self.cache: Any = create_tree_cache(self.context)
         self.cache.load_back_threshold = 0
         for entry in self.cache.cache_controller.mem_pool_host.entries:
             entry.host_pool.pin_memory = False
 
+    # --- what one kind of model differs in ------------------------------------------------------------------------
+
+    is_hybrid_swa = False
+    is_hybrid_ssm = False
+
+    def _device_pool(self) -> Any:
+        return MHATokenToKVPool(
+            size=self.options.device_slots,
+            page_size=self.options.page_size,
+            dtype=torch.float32,
+            head_num=HEADS,
+            head_dim=HEAD_DIM,
+            layer_num=LAYERS,
+            device="cpu",
+            enable_memory_saver=False,
+        )
+
+    def _request_pool(self) -> Any:
+        return ReqToTokenPool(size=16, max_context_len=4096, device="cpu", enable_memory_saver=False)
+
+    def _allocator(self) -> Any:
+        shared: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "kvcache": self.kv, "need_sort": False}
+        if self.page_size == 1:
+            return TokenToKVPoolAllocator(size=self.options.device_slots, **shared)
+        return PagedTokenToKVPoolAllocator(size=self.options.device_slots, page_size=self.page_size, **shared)
+
+    def _window(self) -> int | None:
+        """Tokens of the sliding window; None without one."""
+        return None
+
+    # --------------------------------------------------------------------------------------------------------------
+
     def _context(self, arguments: Any, groups: Groups) -> Any:
         """What SGLang's scheduler builds a cache from."""
         parameters = CacheInitParams(
             disable=False,
-            req_to_token_pool=ReqToTokenPool(size=16, max_context_len=4096, device="cpu", enable_memory_saver=False),
+            req_to_token_pool=self.requests,
             token_to_kv_pool_allocator=self.allocator,
             page_size=self.page_size,
             tp_cache_group=groups.tp_group,
@@ -184,12 +215,13 @@ class Engine:
             pp_size=groups.pp,
             eviction_policy="lru",
             tree_core_backend=self.options.tree_core,
+            sliding_window_size=self._window(),
         )
         return TreeCacheBuildContext(
             server_args=arguments,
             params=parameters,
-            is_hybrid_swa=False,
-            is_hybrid_ssm=False,
+            is_hybrid_swa=self.is_hybrid_swa,
+            is_hybrid_ssm=self.is_hybrid_ssm,
             enable_hierarchical_cache=True,
             disable_radix_cache=False,
             tp_worker=types.SimpleNamespace(register_hicache_layer_transfer_counter=lambda counter: None),
@@ -261,27 +293,25 @@ class Engine:
 
     # --- bytes ----------------------------------------------------------------------------------------------------
 
-    def stamp(self, slots: Any, tokens: Sequence[int]) -> None:
-        values = torch.tensor(list(tokens), dtype=torch.float32)[:, None, None]
+    def layers(self) -> Iterator[Layer]:
+        """Everything that one token's slot addresses on the device."""
         for layer in range(LAYERS):
-            self.kv.k_buffer[layer][slots] = (values + layer).expand(-1, HEADS, HEAD_DIM)
-            self.kv.v_buffer[layer][slots] = -(values + layer).expand(-1, HEADS, HEAD_DIM)
+            yield Layer(self.kv.k_buffer[layer], 1, layer)
+            yield Layer(self.kv.v_buffer[layer], -1, layer)
+
+    def stamp(self, slots: Any, tokens: Sequence[int]) -> None:
+        for layer in self.layers():
+            layer.stamp(slots, tokens)
 
     def holds(self, node: int, tokens: Sequence[int]) -> bool:
         """Do the device rows on the path to this node hold the KV of these tokens, on all layers?"""
         slots = self.cache.path_device_indices(node)
-        values = torch.tensor(list(tokens[: len(slots)]), dtype=torch.float32)[:, None, None]
-        return all(
-            bool((self.kv.k_buffer[layer][slots] == values + layer).all())
-            and bool((self.kv.v_buffer[layer][slots] == -(values + layer)).all())
-            for layer in range(LAYERS)
-        )
+        return all(layer.holds(slots, tokens[: len(slots)]) for layer in self.layers())
 
     def wipe(self) -> None:
         """Overwrites every device row."""
-        for layer in range(LAYERS):
-            self.kv.k_buffer[layer].fill_(-1e9)
-            self.kv.v_buffer[layer].fill_(-1e9)
+        for layer in self.layers():
+            layer.rows.fill_(-1e9)
 
     def close(self) -> None:
         self.cache.shutdown()

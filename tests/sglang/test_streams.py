@@ -1,56 +1,10 @@
 """The same random requests on every rank, while each rank has faults of its own: 300 steps, many seeds."""
 
-import os
-from typing import Any
-
 import pytest
 
-from tests.sglang.engine import KVCOORD, STOCK, Engine, Groups
-from tests.sglang.stream import Faults, Report, Stream
-from tests.sglang.world import run_ranks, values
-
-STEPS = 300
-SEEDS = int(os.environ.get("STREAM_SEEDS", "3"))
-"""Seeds of each case. More of them are for a night, not for every change."""
-
-NONE = Faults()
-HOST = Faults(host_noise=160)
-ALL = Faults(host_noise=160, device_noise=60, copy_steps=6)
-
-
-def play(
-    seed: int, backend: str | None, faults: Faults, *, tp: int = 2, pp: int = 1, unequal: int = 0, **options: Any
-) -> list[Report]:
-    """One stream. `unequal`: so many host slots fewer for each rank after the first."""
-
-    def on_rank(groups: Groups) -> Report:
-        first = groups.rank == 0
-        own = Faults(faults.host_noise, 0 if first else faults.device_noise, faults.copy_steps, faults.keeps_promises)
-        engine = Engine(
-            groups,
-            backend=backend,
-            device_slots=256 + own.device_noise,
-            host_slots=448 - unequal * groups.rank,
-            **options,
-        )
-        report = Stream(engine, seed, groups.rank, own).play(STEPS)
-        engine.close()
-        return report
-
-    results = run_ranks(on_rank, tp=tp, pp=pp, limit_s=50.0)
-    if backend is STOCK:
-        return [result.value for result in results if result.ok]
-    reports: list[Report] = values(results)
-    return reports
-
-
-def check(reports: list[Report]) -> None:
-    for report in reports:
-        assert report.steps == reports[0].steps
-        assert report.wrong_bytes == 0
-        assert report.leaks == []
-    assert reports[0].loads > 0
-
+from tests.sglang.engine import KVCOORD, STOCK, Engine
+from tests.sglang.fleet import ALL, HOST, NONE, SEEDS, check, part, play
+from tests.sglang.stream import Faults
 
 SHAPES = [
     pytest.param({"tp": 2}, id="tp2"),
@@ -87,11 +41,7 @@ def test_pages_of_many_tokens_and_the_tree_in_python_take_the_same_decisions(see
 
 
 def test_stock_ranks_with_noise_in_their_host_pools_still_part() -> None:
-    parted = 0
-    for seed in range(3):
-        reports = play(seed, STOCK, HOST)
-        parted += len(reports) < 2 or reports[0].steps != reports[1].steps
-    assert parted >= 2
+    assert part(Engine, HOST) >= 2
 
 
 def test_stock_ranks_without_faults_stay_together() -> None:
