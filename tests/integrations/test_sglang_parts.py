@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvcoord.domain import Outcome
-from kvcoord.integrations.sglang.capacity import Capacity
+from kvcoord.integrations.sglang.capacity import KV, Capacity
 from kvcoord.integrations.sglang.copies import Copies
 from kvcoord.integrations.sglang.rounds import Rounds
 from kvcoord.integrations.sglang.storage import ReadyQueue
@@ -65,7 +65,7 @@ class Pools:
         self.device, self.host = device, host
 
     def capacity(self, agreed: list[int], lag: int = 1) -> Capacity:
-        capacity = Capacity(lag, lambda: self.device, lambda: self.host)
+        capacity = Capacity(lag, {KV: lambda: self.device}, {KV: lambda: self.host})
         capacity.begin(capacity.now(), agreed)
         return capacity
 
@@ -127,7 +127,7 @@ def test_a_round_without_a_rank_changes_no_capacity() -> None:
 def test_host_slots_that_were_taken_are_not_given_again_by_an_older_count() -> None:
     capacity = Pools(device=0, host=50).capacity([0, 40])
     capacity.count(0)
-    capacity.take_host(30)
+    capacity.take_host({KV: 30})
     capacity.settle(verdict(0, [0, 40]))
     assert capacity.host_available() == 10
 

@@ -30,6 +30,7 @@ with warnings.catch_warnings():
         MatchPrefixParams,
     )
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.hicache_storage import PoolName
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
     from sglang.srt.mem_cache.radix_cache import RadixKey
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_tree_cache
@@ -38,6 +39,7 @@ with warnings.catch_warnings():
 
     from kvcoord.integrations.sglang import plugin
     from kvcoord.integrations.sglang.cache import KvcoordRadixCache
+    from kvcoord.integrations.sglang.capacity import KV
 
 LAYERS: Final = 4
 HEADS: Final = 2
@@ -243,6 +245,21 @@ class Engine:
         """Free device slots of this rank, whatever the group has agreed on."""
         return int(type(self.allocator).available_size(self.allocator))
 
+    def device_allocators(self) -> dict[str, Any]:
+        """What hands out this rank's device slots, by pool."""
+        return {KV: self.allocator}
+
+    def host_pools(self) -> dict[str, Any]:
+        """The host pools with slots of their own."""
+        return {pool: self.host.get_pool(PoolName(pool)) for pool in self.device_allocators()}
+
+    def sizes(self) -> tuple[int, ...]:
+        """Device slots in the tree, evictable and locked."""
+        return self.cache.evictable_size(), self.cache.protected_size()
+
+    def locked(self) -> int:
+        return int(self.cache.protected_size())
+
     # --- what a scheduler does ------------------------------------------------------------------------------------
 
     def step(self, count: int = 1) -> None:
@@ -256,7 +273,7 @@ class Engine:
         """Device slots, as SGLang's scheduler takes them: evict what is short, then allocate. None: not enough."""
         short = count - self.allocator.available_size()
         if short > 0:
-            self.cache.evict_for_alloc(EvictParams(num_tokens=short))
+            self.allocator.evict_to_free_tokens(self.cache, count)
             if self.allocator.available_size() < count:
                 return None
         return self.allocator.alloc(count)
@@ -268,16 +285,25 @@ class Engine:
             return None
         self.stamp(slots, tokens[start:])
         prefix = self.match(tokens)
-        slots = torch.cat([self.cache.path_device_indices(prefix.last_device_node)[:start], slots.to(torch.int64)])
-        return self.cache.insert(InsertParams(key=key(tokens), value=slots, prev_prefix_len=start))
+        return self.put(tokens, prefix.last_device_node, start, slots)
+
+    def put(self, tokens: Sequence[int], node: int, start: int, slots: Any) -> Any:
+        """Inserts a sequence of which this node's path holds the first `start` tokens, and these slots the rest."""
+        path = self.cache.path_device_indices(node)[:start]
+        value = torch.cat([path.to(torch.int64), slots.to(torch.int64)])
+        return self.cache.insert(self._insertion(InsertParams(key=key(tokens), value=value, prev_prefix_len=start)))
+
+    def _insertion(self, parameters: Any) -> Any:
+        """What the model says besides about a sequence that is inserted."""
+        return parameters
 
     def load_back(self, match: Any) -> tuple[int, int]:
         """Loads what a match has on the host. Returns loaded tokens and the last node on the device."""
         request = types.SimpleNamespace(
             rid="request",
             last_node=match.last_device_node,
-            swa_host_hit_length=0,
-            mamba_host_hit_length=0,
+            swa_host_hit_length=match.swa_host_hit_length,
+            mamba_host_hit_length=match.mamba_host_hit_length,
             kv=types.SimpleNamespace(mamba_pool_idx=None),
         )
         loaded = self.cache.init_load_back(

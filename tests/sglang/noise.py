@@ -10,23 +10,27 @@ from typing import Any
 
 import torch
 
+from kvcoord.integrations.sglang.capacity import KV
 from tests.sglang.engine import Engine, is_agreed
 
 
 class HostNoise:
     """Holds up to `slots_max` host slots. Told to keep promises, it leaves alone what the group counts on."""
 
-    def __init__(self, engine: Engine, rng: random.Random, slots_max: int, *, keeps_promises: bool = False) -> None:
-        self._engine, self._rng, self._slots_max = engine, rng, slots_max
+    def __init__(
+        self, engine: Engine, rng: random.Random, slots_max: int, name: str = KV, *, keeps_promises: bool = False
+    ) -> None:
+        self._rng, self._slots_max = rng, slots_max
+        self._pool = engine.host_pools()[name]
         self._held: list[Any] = []
-        self._promises = Promises(engine.cache.agreement) if keeps_promises and is_agreed(engine) else None
+        self._promises = Promises(engine.cache.agreement, name) if keeps_promises and is_agreed(engine) else None
 
     def tick(self) -> None:
-        pool = self._engine.host
+        pool = self._pool
         if self._held and self._rng.random() < 0.3:
             pool.free(self._held.pop(self._rng.randrange(len(self._held))))
         if self._rng.random() < 0.3:
-            page = self._engine.page_size
+            page = self._pool.page_size
             room = self._slots_max - sum(len(slots) for slots in self._held)
             if self._promises is not None:
                 room = min(room, pool.available_size() - self._promises.host())
@@ -37,31 +41,33 @@ class HostNoise:
 
     def end(self) -> None:
         while self._held:
-            self._engine.host.free(self._held.pop())
+            self._pool.free(self._held.pop())
 
 
 class Promises:
-    """The host slots of one rank that the group counts on, or may count on when it has heard its frames."""
+    """The slots of one rank's host pool that the group counts on, or may count on when it has heard its frames."""
 
-    def __init__(self, agreement: Any) -> None:
+    def __init__(self, agreement: Any, pool: str) -> None:
         self._capacity = agreement.capacity
+        self._pool = pool
+        self._at = self._capacity._at[pool]
         self._frames: deque[int] = deque(maxlen=agreement.rounds.lag + 1)
         """Free slots of the last frames, plus what was issued until then."""
         count = self._capacity.count
 
         def counted(step: int) -> Any:
             free = count(step)
-            self._frames.append(free[1] + self._issued())
+            self._frames.append(free[self._at] + self._issued())
             return free
 
         self._capacity.count = counted
 
     def host(self) -> int:
         counted = [frame - self._issued() for frame in self._frames]
-        return max(int(self._capacity.host_available()), *counted, 0)
+        return max(int(self._capacity.host_available(self._pool)), *counted, 0)
 
     def _issued(self) -> int:
-        return int(self._capacity.ledger._net[1])
+        return int(self._capacity.ledger._net[self._at])
 
 
 class DeviceNoise:
@@ -70,8 +76,10 @@ class DeviceNoise:
     The engine of this rank has that many more than the poorest one.
     """
 
-    def __init__(self, engine: Engine, rng: random.Random, slots_max: int) -> None:
+    def __init__(self, engine: Engine, rng: random.Random, slots_max: int, pool: str = KV) -> None:
         self._engine, self._rng, self._slots_max = engine, rng, slots_max
+        self._pool = pool
+        self._allocator = engine.device_allocators()[pool]
         self._held: list[Any] = []
         self._plans: deque[tuple[int, int]] = deque()
         self._planned = 0
@@ -80,17 +88,17 @@ class DeviceNoise:
             self._attach(engine.cache.agreement.capacity)
 
     def _attach(self, capacity: Any) -> None:
-        count, settle, free = capacity.count, capacity.settle, capacity._device_free
+        count, settle, free = capacity.count, capacity.settle, capacity.device_free[self._pool]
 
         def counted(step: int) -> Any:
             plan = self._plan()
             self._plans.append((step, plan))
             self._planned += plan
-            capacity._device_free = lambda: free() - self._planned
+            capacity.device_free[self._pool] = lambda: free() - self._planned
             try:
                 return count(step)
             finally:
-                capacity._device_free = free
+                capacity.device_free[self._pool] = free
 
         def settled(verdict: Any) -> None:
             while self._plans and self._plans[0][0] <= verdict.round:
@@ -122,7 +130,7 @@ class DeviceNoise:
         return self._rng.randint(0, self._slots_max) // page * page - held
 
     def _change(self, slots: int) -> None:
-        allocator = self._engine.allocator
+        allocator = self._allocator
         if slots > 0:
             taken = allocator.alloc(slots)
             if taken is not None:

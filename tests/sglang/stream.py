@@ -4,10 +4,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from sglang.srt.mem_cache.base_prefix_cache import InsertParams
-
-from tests.sglang.engine import Engine, key
+from tests.sglang.engine import Engine
 from tests.sglang.noise import DeviceNoise, HostNoise
 from tests.sglang.slow import SlowCopies
 
@@ -52,8 +49,11 @@ class Stream:
         self._shared = random.Random(f"requests {seed}")
         own = random.Random(f"faults {seed} {rank}")
         self._running: list[tuple[Any, Any]] = []
-        self._host_noise = HostNoise(engine, own, faults.host_noise, keeps_promises=faults.keeps_promises)
-        self._device_noise = DeviceNoise(engine, own, faults.device_noise)
+        keeps = faults.keeps_promises
+        self._noises: list[HostNoise | DeviceNoise] = [
+            *(HostNoise(engine, own, faults.host_noise, pool, keeps_promises=keeps) for pool in engine.host_pools()),
+            *(DeviceNoise(engine, own, faults.device_noise, pool) for pool in engine.device_allocators()),
+        ]
         self._copies = SlowCopies(engine, lambda: own.randint(0, faults.copy_steps) if faults.copy_steps else 0)
 
     def play(self, steps: int) -> Report:
@@ -69,15 +69,15 @@ class Stream:
     def _step(self) -> tuple[Any, ...]:
         rng, cache = self._shared, self.engine.cache
         self._copies.tick()
-        self._host_noise.tick()
-        self._device_noise.tick()
+        for noise in self._noises:
+            noise.tick()
         cache.check_hicache_events()
         while self._running and (len(self._running) >= RUNNING_MAX or rng.random() < 0.3):
             node, receipt = self._running.pop(rng.randrange(len(self._running)))
             cache.dec_lock_ref(node, receipt)
         served = self._requests(rng)
         cache.flush_pending_backups()
-        return (*served, cache.evictable_size(), cache.protected_size())
+        return (*served, *self.engine.sizes())
 
     def _requests(self, rng: random.Random) -> tuple[Any, ...]:
         """The requests of this step. Says what became of them."""
@@ -89,7 +89,7 @@ class Stream:
         match = engine.match(tokens)
         loaded = 0
         node = match.last_device_node
-        if match.host_hit_length > 0 and cache.has_free_load_back_slot():
+        if max(match.host_hit_length, match.swa_host_hit_length) > 0 and cache.has_free_load_back_slot():
             loaded, node = engine.load_back(match)
             self.report.loads += bool(loaded)
         start = match.device_prefix_len + loaded
@@ -112,14 +112,12 @@ class Stream:
         if slots is None:
             return None
         engine.stamp(slots, tokens[start:])
-        path = engine.cache.path_device_indices(node)[:start]
-        value = torch.cat([path.to(torch.int64), slots.to(torch.int64)])
-        return engine.cache.insert(InsertParams(key=key(tokens), value=value, prev_prefix_len=start))
+        return engine.put(tokens, node, start, slots)
 
     def be_quiet(self) -> None:
         """The noise gives back what it holds."""
-        self._host_noise.end()
-        self._device_noise.end()
+        for noise in self._noises:
+            noise.end()
 
     def finish(self) -> None:
         """Ends every request, and steps until the scheduler would call itself idle."""
@@ -139,13 +137,12 @@ class Stream:
         leaks = self.report.leaks
         if cache.ongoing_write_through or cache.ongoing_load_back:
             leaks.append(f"open operations {list(cache.ongoing_write_through)} {list(cache.ongoing_load_back)}")
-        if cache.protected_size():
-            leaks.append(f"{cache.protected_size()} tokens locked")
+        if engine.locked():
+            leaks.append(f"{engine.locked()} slots locked")
         engine.evict(cache.evictable_size())
         cache.evict_host(engine.host.size)
-        for name, pool, total in (
-            ("device", engine.device_free(), engine.kv.size),
-            ("host", engine.host.available_size(), engine.host.size),
-        ):
-            if pool != total:
-                leaks.append(f"{total - pool} {name} slots")
+        for tier, pools in (("device", engine.device_allocators()), ("host", engine.host_pools())):
+            for name, pool in pools.items():
+                held = pool.size - type(pool).available_size(pool)
+                if held:
+                    leaks.append(f"{held} slots of {tier}.{name}")

@@ -7,9 +7,9 @@ import pytest
 import torch.distributed as dist
 
 from tests.sglang.engine import Engine, Groups
+from tests.sglang.fleet import SEEDS, STEPS, check
 from tests.sglang.stream import Faults, Stream
 from tests.sglang.test_coordinator_killed import coordinator
-from tests.sglang.test_streams import SEEDS, STEPS, check
 from tests.sglang.world import run_ranks, values
 
 FAULTS = Faults(host_noise=160, copy_steps=4)

@@ -82,6 +82,7 @@ CONTEXT: dict[str, Any] = {
     "disable_radix_cache": False,
     "enable_hierarchical_cache": True,
     "is_hybrid_swa": False,
+    "full_tokens_per_layer": None,
     "is_hybrid_ssm": False,
 }
 
@@ -97,7 +98,7 @@ def context(**values: Any) -> Any:
     [
         ({"disable_radix_cache": True}, "leaves nothing to agree on"),
         ({"enable_hierarchical_cache": False}, "add --enable-hierarchical-cache"),
-        ({"is_hybrid_swa": True}, "sliding-window"),
+        ({"is_hybrid_swa": True, "full_tokens_per_layer": 0}, "no full attention"),
         ({"is_hybrid_ssm": True}, "mamba"),
         ({"enable_lmcache": True}, "has a cache of its own"),
         ({"disaggregation_mode": "decode"}, "disaggregation"),

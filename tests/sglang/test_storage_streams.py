@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from tests.sglang.engine import Engine, Groups
+from tests.sglang.fleet import SEEDS, STEPS, check
 from tests.sglang.storage_stream import StorageStream
 from tests.sglang.stored import OPTIONS, PAGE
 from tests.sglang.stream import Faults
-from tests.sglang.test_streams import SEEDS, STEPS, check
 from tests.sglang.world import run_ranks, values
 
 FAULTS = Faults(host_noise=100, copy_steps=4, keeps_promises=True)

@@ -1,5 +1,7 @@
 """The same random requests on every rank, while each rank has faults of its own: 300 steps, many seeds."""
 
+from typing import Any
+
 import pytest
 
 from tests.sglang.engine import KVCOORD, STOCK, Engine
@@ -16,20 +18,20 @@ SHAPES = [
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("shape", SHAPES)
-def test_ranks_with_faults_of_their_own_take_the_same_decisions(shape: dict[str, int], seed: int) -> None:
+def test_ranks_with_faults_of_their_own_take_the_same_decisions(shape: dict[str, Any], seed: int) -> None:
     check(play(seed, KVCOORD, ALL, unequal=30, **shape))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("shape", SHAPES)
-def test_ranks_without_faults_take_the_same_decisions(shape: dict[str, int], seed: int) -> None:
+def test_ranks_without_faults_take_the_same_decisions(shape: dict[str, Any], seed: int) -> None:
     check(play(seed, KVCOORD, NONE, **shape))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("shape", SHAPES[:3])
 @pytest.mark.parametrize("policy", ["write_through_selective", "write_back"])
-def test_every_write_policy_takes_the_same_decisions(policy: str, shape: dict[str, int], seed: int) -> None:
+def test_every_write_policy_takes_the_same_decisions(policy: str, shape: dict[str, Any], seed: int) -> None:
     """Write-back counts on what all ranks have promised, so its noise takes what is not promised."""
     faults = Faults(host_noise=100, device_noise=60, copy_steps=6, keeps_promises=policy == "write_back")
     check(play(seed, KVCOORD, faults, unequal=30, write_policy=policy, **shape))

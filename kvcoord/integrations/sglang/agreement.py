@@ -2,17 +2,16 @@
 
 import logging
 import os
-from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 from sglang.srt.runtime_context import get_parallel
 
 from kvcoord.config import WorkerConfig
-from kvcoord.errors import InvariantBroken
 from kvcoord.integrations.sglang.attachment import Attachment
-from kvcoord.integrations.sglang.capacity import POOLS, Capacity
+from kvcoord.integrations.sglang.capacity import Capacity
+from kvcoord.integrations.sglang.components import Pools
 from kvcoord.integrations.sglang.copies import Copies
 from kvcoord.integrations.sglang.rounds import EVENTS_KEPT, Membership, Rounds
 from kvcoord.integrations.sglang.settings import read_settings
@@ -34,13 +33,12 @@ class Agreement:
 
     def __init__(self, cache: Cache, member: Membership, digest: Digest, config: WorkerConfig) -> None:
         lag = config.group.lag
-        allocator = cache.token_to_kv_pool_allocator
-        host = cache.cache_controller.mem_pool_host
         self.rounds = Rounds(member, digest, lag)
-        self.capacity = Capacity(lag, allocator.available_size, host.available_size)
+        self.pools = Pools(cache)
+        self.capacity = Capacity(lag, self.pools.device_free(), self.pools.host_free())
         self.outgoing = Copies(self.rounds)
         self.incoming = Copies(self.rounds)
-        self.writes = Writes(cache, self.rounds, self.capacity, self.outgoing)
+        self.writes = Writes(cache, self.rounds, self.pools, self.capacity, self.outgoing)
         self.storage = Storage(cache, self.rounds)
         self.attachment = Attachment(cache, self.rounds, self.storage, config.timeouts.copy_timeout_s)
         counted = self.capacity.now()
@@ -73,7 +71,6 @@ def join(cache: Cache, server_args: Any, params: Any) -> Agreement:
         "pp": topology.pp,
         "cp": topology.cp,
         "lag": config.group.lag,
-        "pools": ",".join(POOLS),
     }
     where = "embedded in rank 0" if config.embed_coordinator else ", ".join(config.coordinators)
     log.info(
@@ -82,20 +79,3 @@ def join(cache: Cache, server_args: Any, params: Any) -> Agreement:
     )
     digest = Digest(EVENTS_KEPT)
     return Agreement(cache, Member(config, fingerprint, events=digest.log), digest, config)
-
-
-def never_none(what: str, allocate: Callable[..., Any]) -> Callable[..., Any]:
-    """An allocation that the agreed capacity covers. That it fails breaks an invariant; no rank lives with it alone."""
-
-    def allocated(*args: Any, **options: Any) -> Any:
-        result = allocate(*args, **options)
-        if result is None:
-            broken_promise(what, len(options.get("host_indices", ())))
-        return result
-
-    return allocated
-
-
-def broken_promise(what: str, slots: int) -> NoReturn:
-    detail = f"{what} of {slots} slots is covered by the agreed capacity and failed on this rank"
-    raise InvariantBroken("what is covered can be allocated on every rank", detail)

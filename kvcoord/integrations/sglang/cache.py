@@ -15,10 +15,14 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvcoord.domain import OperationKind, Reason
 from kvcoord.errors import InvariantBroken, TransferFailed
-from kvcoord.integrations.sglang.agreement import Agreement, broken_promise, join, never_none
+from kvcoord.integrations.sglang import allocations
+from kvcoord.integrations.sglang.agreement import Agreement, join
+from kvcoord.integrations.sglang.allocations import broken_promise
 from kvcoord.integrations.sglang.attachment import Told
+from kvcoord.integrations.sglang.capacity import KV, Needs
+from kvcoord.integrations.sglang.components import COMPONENTS
 from kvcoord.integrations.sglang.storage import peek
-from kvcoord.integrations.sglang.support import refuse_unsupported
+from kvcoord.integrations.sglang.support import NO_STORAGE, refuse_unsupported
 from kvcoord.protocol.messages import Completion, Verdict
 
 _MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
@@ -43,10 +47,8 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
     def _watch_allocations(self) -> None:
         """Shows SGLang the agreed free count, and lets no allocation that the group counts on fail in silence."""
         agreed = self._agreed
-        self.token_to_kv_pool_allocator.available_size = agreed.capacity.device_available
-        controller = self.cache_controller
-        controller.load = never_none("load-back", controller.load)
-        controller.allocate_storage_hit = self._allocate_storage_hit
+        allocations.watch(self, agreed.pools, agreed.capacity)
+        self.cache_controller.allocate_storage_hit = self._allocate_storage_hit
         self._limit_prefetch()
 
     @property
@@ -111,7 +113,11 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         evictable: int = core.evictable_size()
         protected: int = core.protected_size()
         reclaimed: int = core.write_back_duplicate_reclaim_digest
-        return (evictable * _MIX[0] + protected * _MIX[1] + reclaimed * _MIX[2]) & _MASK
+        digest = evictable * _MIX[0] + protected * _MIX[1] + reclaimed * _MIX[2]
+        if self._agreed.pools.is_hybrid:
+            for size in self._agreed.pools.side_sizes():
+                digest = (digest * _MIX[0] + size) & _MASK
+        return digest & _MASK
 
     # --- writes to the host ---------------------------------------------------------------------------------------
 
@@ -122,32 +128,51 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             return 0
         written = 0
         for node_id in action.node_ids:
-            device_slots, transfers = self.tree_core.build_backup_spec(node_id)
-            slots = len(device_slots)
-            if not slots and not transfers:
+            needs = self._agreed.pools.needs([node_id])
+            if not needs:
                 continue
-            if not self.make_host_room(slots):
+            if not self.make_host_room(needs):
                 return 0
-            self._agreed.capacity.take_host(slots)
-            written = super()._execute_and_commit_kv_backup(BackupKV([node_id]), write_back=True)
-            if not written:
-                broken_promise("write-back", slots)
+            self._agreed.capacity.take_host(needs)
+            written = self.write_in_given_slots(node_id, needs, write_back=True)
         return written
 
-    def make_host_room(self, slots: int) -> bool:
-        """Evicts, the same nodes on every rank, until `slots` are free on all. False: there is not enough to evict."""
+    def write_in_given_slots(self, node_id: int, needs: Needs, *, write_back: bool = False) -> int:
+        """SGLang's own reserve and commit of one node, in slots that every rank has for it. Returns the KV's."""
+        written: int = super()._execute_and_commit_kv_backup(BackupKV([node_id]), write_back=write_back)
+        if node_id not in self.ongoing_write_through:
+            broken_promise(f"write of {needs}", sum(needs.values()))
+        return written
+
+    def make_host_room(self, needs: Needs) -> bool:
+        """Evicts, the same nodes on every rank, until these slots are free on all. False: that cannot be had."""
         capacity = self._agreed.capacity
-        short = slots - capacity.host_available()
-        if short > 0:
-            self.evict_host(short)
-        return capacity.host_available() >= slots
+        for pool in needs:
+            short = capacity.host_short(needs).get(pool, 0)
+            if short:
+                self.free_host(pool, short)
+        return not capacity.host_short(needs)
+
+    def free_host(self, pool: str, slots: int) -> int:
+        """Evicts, the same nodes on every rank, so many slots of a host pool. Returns how many it became."""
+        return self.evict_host(slots) if pool == KV else self._evict_host_part(slots, COMPONENTS[pool])
 
     def evict_host(self, num_tokens: int, component_type: Any = BASE_COMPONENT_TYPE) -> int:
-        """Called at the same point with the same number on every rank, so the same nodes go."""
-        evicted: int = super().evict_host(num_tokens, component_type)
-        if self.agreement is not None and evicted:
-            self.agreement.capacity.return_host(evicted)
-            self.agreement.rounds.event(f"evict-host {num_tokens} {evicted}")
+        """Called at the same point with the same number on every rank, so the same nodes go.
+
+        SGLang asks for room beside the KV's where this rank's own pool lacks it, inside a reservation: not any more,
+        `make_host_room` has been there before.
+        """
+        return self._evict_host_part(num_tokens, component_type) if component_type is BASE_COMPONENT_TYPE else 0
+
+    def _evict_host_part(self, slots: int, part: Any) -> int:
+        result = self.tree_core.drive_host_eviction(part, slots)
+        evicted = int(result.tracker.get(part, 0))
+        freed = self._agreed.pools.freed(result)
+        self._apply_eviction_result(result)
+        if freed:
+            self._agreed.capacity.return_host(freed)
+            self._agreed.rounds.event(f"evict-host {slots} {freed}")
         return evicted
 
     def writing_check(self, write_back: bool = False, finish_count: int | None = None) -> None:
@@ -157,13 +182,17 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
 
     def backup_kv_cache(self, req: Any) -> Any:
         """Retraction: a copy of the request's KV on the host of every rank, or (None) of none."""
-        slots = -(-(req.seqlen - 1) // self.page_size) * self.page_size
-        if not self.make_host_room(slots):
+        device_slots, transfers = self._retraction_device_transfers(req)
+        needs = {KV: len(device_slots)}
+        needs.update(
+            (part.name.value, len(part.device_indices)) for part in transfers if part.indices_from_pool is None
+        )
+        if not self.make_host_room(needs):
             return None
-        self._agreed.capacity.take_host(slots)
+        self._agreed.capacity.take_host(needs)
         backup = super().backup_kv_cache(req)
         if backup is None:
-            broken_promise("retraction", slots)
+            broken_promise(f"retraction of {needs}", sum(needs.values()))
         return backup
 
     # --- load-back and eviction -----------------------------------------------------------------------------------
@@ -185,8 +214,8 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
 
     def _evict(self, params: Any, *args: Any, **options: Any) -> Any:
         result = super()._evict(params, *args, **options)
-        if self.agreement is not None and result.num_tokens_evicted:
-            self.agreement.rounds.event(f"evict {result.num_tokens_evicted}")
+        if self.agreement is not None and (result.num_tokens_evicted or result.swa_num_tokens_evicted):
+            self.agreement.rounds.event(f"evict {result.num_tokens_evicted} {result.swa_num_tokens_evicted}")
         return result
 
     def insert(self, params: Any) -> Any:
@@ -238,14 +267,14 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         self, operation: Any, hit_tokens: int, *, allow_partial: bool, min_tokens: int, evict_host: Callable[[int], int]
     ) -> tuple[Any, int]:
         """Host slots for what storage has: as many as every rank can give."""
-        self.make_host_room(hit_tokens)
+        self.make_host_room({KV: hit_tokens})
         capacity = self._agreed.capacity
         available = capacity.host_available()
         slots = min(hit_tokens, available - available % self.page_size)
         self._agreed.rounds.event(f"storage-hit {hit_tokens} {slots}")
         if slots < hit_tokens and (not allow_partial or slots < min_tokens):
             return None, slots
-        capacity.take_host(slots)
+        capacity.take_host({KV: slots})
         host_slots = self.cache_controller.alloc_prefetch_host_buffers(operation, slots)
         if host_slots is None:
             broken_promise("storage prefetch", slots)
@@ -279,7 +308,8 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         policy = arguments[3] if len(arguments) > 3 else options.get("hicache_write_policy")
         if policy not in (None, self.cache_controller.write_policy):
             return False, f"kvcoord cannot change hicache_write_policy to {policy} at run time: restart with that flag"
-
+        if self._agreed.pools.is_hybrid:
+            return False, NO_STORAGE
         attach = partial(super().attach_storage_backend, storage_backend, *arguments, **options)
         if self.enable_storage:
             return cast(Told, attach())

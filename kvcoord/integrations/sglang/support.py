@@ -13,6 +13,17 @@ from kvcoord.integrations.sglang.topology import Topology
 _INSTEAD = "start this engine without --radix-cache-backend kvcoord until a release of kvcoord supports it"
 
 
+NO_STORAGE = (
+    "for a model with a sliding window storage takes host slots of several pools while pages arrive, rank by rank:"
+    f" drop it, or {_INSTEAD}"
+)
+
+_PARTS = ("FULL", "SWA")
+"""The parts of SGLang's tree that are supported, and the host pools that have slots of their own."""
+
+_POOLS = ("kv", "swa")
+
+
 def refuse_before_building(context: Any) -> None:
     """Checks SGLang's TreeCacheBuildContext. Raises UsageError for the first thing that is not supported."""
     arguments = context.server_args
@@ -27,9 +38,11 @@ def refuse_before_building(context: Any) -> None:
     if arguments.disaggregation_mode != "null":
         fix = f"prefill-decode disaggregation decides outside the cache's step: {_INSTEAD}"
         _refuse("--disaggregation-mode", arguments.disaggregation_mode, fix)
-    if context.is_hybrid_swa or context.is_hybrid_ssm:
-        kind = "sliding-window" if context.is_hybrid_swa else "mamba"
-        _refuse("model", kind, f"its {kind} pools reclaim room inside a reservation, rank by rank: {_INSTEAD}")
+    if context.is_hybrid_ssm:
+        _refuse("model", "mamba", f"its states reclaim room inside a reservation, rank by rank: {_INSTEAD}")
+    if context.is_hybrid_swa and context.full_tokens_per_layer == 0:
+        fix = f"a model with no full attention has another cache in SGLang, without a host tier: {_INSTEAD}"
+        _refuse("model", "sliding window only", fix)
 
 
 def refuse_unsupported(cache: Any, arguments: Any) -> None:
@@ -37,22 +50,33 @@ def refuse_unsupported(cache: Any, arguments: Any) -> None:
     if cache.host_memory_mode != "cache":
         fix = f"kvcoord agrees on a host tier, not on staging: use cache, or {_INSTEAD}"
         _refuse("--hicache-host-memory-mode", cache.host_memory_mode, fix)
-    if len(cache.tree_components) != 1:
-        names = [str(component) for component in cache.tree_components]
-        _refuse("tree components", names, f"only full attention is supported: {_INSTEAD}")
-    if not hasattr(cache.token_to_kv_pool_allocator, "available_size"):
-        _refuse("allocator", type(cache.token_to_kv_pool_allocator).__name__, f"is not known: {_INSTEAD}")
+    unknown = [part.name for part in cache.tree_components if part.name not in _PARTS]
+    if unknown:
+        _refuse("tree components", unknown, f"are not known, only {', '.join(_PARTS)}: {_INSTEAD}")
+    allocator = cache.token_to_kv_pool_allocator
+    if not hasattr(allocator, "available_size"):
+        _refuse("allocator", type(allocator).__name__, f"is not known: {_INSTEAD}")
+    if len(cache.tree_components) > 1:
+        _refuse_hybrid(cache, arguments)
     if cache.cache_controller.is_kv_sharded:
         _refuse("--enable-kv-cache-sharding", True, f"host slots then belong to single ranks: {_INSTEAD}")
-    own = [
-        str(entry.name)
-        for entry in cache.cache_controller.mem_pool_host.entries
-        if not entry.is_primary_index_anchor and entry.host_evict_fn is not None
-    ]
+    followers = {spec.pool_name for spec in cache.sidecar_pool_specs}
+    entries = cache.cache_controller.mem_pool_host.entries
+    own = [entry.name.value for entry in entries if entry.name not in followers and entry.name.value not in _POOLS]
     if own:
-        _refuse("host pools", own, f"these pools evict inside a reservation, rank by rank: {_INSTEAD}")
+        _refuse("host pools", own, f"have slots of their own that no part of the tree names: {_INSTEAD}")
     if cache.cache_controller.mem_pool_host.anchor_entry.host_pool.shared_allocation_domain is not None:
         _refuse("host pool", "shared arena", f"its room is counted in bytes of several pools: {_INSTEAD}")
+
+
+def _refuse_hybrid(cache: Any, arguments: Any) -> None:
+    """A tree with more than full attention."""
+    allocator = cache.token_to_kv_pool_allocator
+    if cache.supports_swa() and (type(allocator).__name__ != "SWATokenToKVPoolAllocator" or allocator.swa_req_ring):
+        fix = f"the sliding window's slots are not counted apart from the KV's: {_INSTEAD}"
+        _refuse("allocator", type(allocator).__name__, fix)
+    if arguments.hicache_storage_backend is not None:
+        _refuse("--hicache-storage-backend", arguments.hicache_storage_backend, NO_STORAGE)
 
 
 def lag_min(arguments: Any, topology: Topology) -> int:
@@ -68,6 +92,8 @@ def settings_fingerprint(cache: Any, arguments: Any) -> dict[str, str | int]:
         "sglang": version("sglang"),
         "page_size": cache.page_size,
         "tree_core": type(cache.tree_core).__name__,
+        "tree_components": ",".join(component.name for component in cache.tree_components),
+        "sliding_window_size": cache.sliding_window_size or 0,
         "hicache_write_policy": cache.cache_controller.write_policy,
         "write_through_threshold": cache.write_through_threshold,
         "radix_eviction_policy": str(arguments.radix_eviction_policy),

@@ -3,8 +3,9 @@
     intend --frame--> reserved, voted --COMMIT--> in the tree, copying --all ranks acked--> finished
                               |--ABORT(host_full)--> the largest shortfall evicted, once more --ABORT--> dropped
 
-A node is locked from its intent on, so it stays on the device, but others may split it: what is committed are the nodes
-that then cover the span that was reserved.
+A node is locked from its intent on, so it stays on the device, but others may split it. What is reserved is therefore a
+number of slots in each pool. At the commit they go back, and in the same moment SGLang writes, with its own code, what
+then covers the span: every rank has the same tree, and slots for all that is missing of it.
 """
 
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import msgspec
 
 from kvcoord.domain import OperationId, OperationKind, Outcome, Reason
-from kvcoord.integrations.sglang.capacity import HOST, Capacity
+from kvcoord.integrations.sglang.capacity import Capacity, Needs, host
+from kvcoord.integrations.sglang.components import Pools, Reserved
 from kvcoord.integrations.sglang.copies import Copies
 from kvcoord.integrations.sglang.rounds import Rounds
 from kvcoord.protocol.messages import Decision
@@ -38,20 +40,21 @@ class Write(msgspec.Struct):
     spans: list[Span]
     operation: OperationId = ""
     attempt: int = 0
-    reserved: list[Any] = []
-    """SGLang's queued operation of each span, in the same order; empty when this rank could not reserve."""
-
-    @property
-    def slots(self) -> int:
-        return sum(span.end - span.start for span in self.spans)
+    needs: Needs = {}
+    """What was reserved, or tried to, on every rank."""
+    reserved: Reserved = {}
+    """The slots; empty when this rank could not reserve."""
+    room_made: bool = False
+    """What the poorest rank lacked was evicted after the first attempt, which the agreed capacity shows later."""
 
 
 class Writes:
     """The writes of one cache that are not committed yet; `copies` has those that are."""
 
-    def __init__(self, tree: Tree, rounds: Rounds, capacity: Capacity, copies: Copies) -> None:
+    def __init__(self, tree: Tree, rounds: Rounds, pools: Pools, capacity: Capacity, copies: Copies) -> None:
         self._tree = tree
         self._rounds = rounds
+        self._pools = pools
         self._capacity = capacity
         self._copies = copies
         self._intended: list[Write] = []
@@ -67,7 +70,7 @@ class Writes:
         """SGLang wants these nodes on the host, ancestors first. Those that already are, or are meant to be, are not
         taken again."""
         tree = self._tree
-        wanted = [node for node in nodes if not tree.is_backuped(node)]
+        wanted = [node for node in nodes if self._pools.is_missing(node)]
         wanted = self._not_pending(wanted)
         if not wanted:
             return
@@ -123,10 +126,10 @@ class Writes:
                     continue
                 node = info.node_id
                 lock = span.lock if node == span.node else tree.inc_lock_ref(node).to_dec_params()
-                if tree.is_backuped(node):
-                    tree.dec_lock_ref(node, lock)
-                else:
+                if self._pools.is_missing(node):
                     spans.append(Span(node, info.path_start, info.path_end, lock))
+                else:
+                    tree.dec_lock_ref(node, lock)
         write.spans = spans
 
     def _parent(self, write: Write) -> int | None:
@@ -143,38 +146,17 @@ class Writes:
         if not write.operation:
             write.operation = self._rounds.name(kind)
         operation = f"{write.operation}/{write.attempt}"
-        slots = write.slots
-        if not write.attempt:
-            # Before a second attempt what the poorest rank lacked was evicted, which the agreed capacity shows later.
-            self._tree.make_host_room(slots)
-        self._capacity.take_host(slots)
-        write.reserved = self._reserve_here(write)
+        write.needs = self._pools.needs([span.node for span in write.spans])
+        if not write.room_made:
+            self._tree.make_host_room(write.needs)
+        self._capacity.take_host(write.needs)
+        short = self._capacity.short_here(write.needs)
+        write.reserved = self._pools.reserve(write.needs) or {}
         self._voted[operation] = write
         if write.reserved:
             self._rounds.vote_yes(operation, kind)
         else:
-            short = max(1, slots - self._tree.cache_controller.mem_pool_host.available_size())
-            self._rounds.vote_no(operation, kind, Reason.HOST_FULL, {HOST: short})
-
-    def _reserve_here(self, write: Write) -> list[Any]:
-        """Host slots for every span or for none. Nothing is copied, nothing evicted."""
-        controller = self._tree.cache_controller
-        reserved: list[Any] = []
-        for span in write.spans:
-            device_slots, transfers = self._tree.tree_core.build_backup_spec(span.node)
-            side = self._tree._build_backup_sidecar(device_slots, transfers)
-            host_slots = controller.write(device_slots, node_id=span.node, extra_pools=side or None, flush=False)
-            if host_slots is None:
-                self._release(reserved)
-                return []
-            reserved.append(controller.write_queue.pop())
-        return reserved
-
-    def _release(self, reserved: list[Any]) -> None:
-        pools = self._tree.cache_controller.mem_pool_host
-        for held in reserved:
-            pools.free(held.host_indices)
-            pools.release_transfers(held.pool_transfers)
+            self._rounds.vote_no(operation, kind, Reason.HOST_FULL, {host(pool): n for pool, n in short.items()})
 
     # --- verdicts -------------------------------------------------------------------------------------------------
 
@@ -189,39 +171,63 @@ class Writes:
             self._commit(decision.operation, write)
             return
         # Not returned to the agreed capacity: a rank that could not reserve gets nothing back. Later frames show it.
-        self._release(write.reserved)
-        write.reserved = []
+        self._release(write)
+        last = write.attempt + 1 == ATTEMPTS_MAX
+        if not last and self._evict({pool: decision.shortfall.get(host(pool), 0) for pool in write.needs}):
+            write.room_made = True
+            self._again(write)
+        else:
+            self._drop(write)
+
+    def _evict(self, short: Needs) -> bool:
+        """Frees what the poorest rank lacks of each pool, on every rank. False: that cannot be had."""
+        return any(short.values()) and all(self._tree.free_host(pool, slots) >= slots for pool, slots in short.items())
+
+    def _release(self, write: Write) -> None:
+        self._pools.release(write.reserved)
+        write.reserved = {}
+
+    def _again(self, write: Write) -> None:
+        """One more attempt, under a new id, with the next frame."""
         write.attempt += 1
-        short = decision.shortfall.get(HOST, 0)
-        if write.attempt < ATTEMPTS_MAX and short > 0 and self._tree.evict_host(short) >= short:
+        if write.attempt < ATTEMPTS_MAX:
             self._intended.append(write)
         else:
             self._drop(write)
 
     def _commit(self, operation: OperationId, write: Write) -> None:
-        """Publishes the reserved slots in the tree and queues the copies.
+        """Publishes what is missing in the tree and queues the copies.
 
-        If something else brought a node to the host meanwhile, it did so on every rank: nothing is left to do.
+        If something else brought a part to the host meanwhile, it did so on every rank, and less is left to do. If more
+        is missing than was reserved, since a window that was being written reaches further now, all try again.
         """
-        tree = self._tree
-        paths = tree.tree_core.collect_path_info([span.node for span in write.spans])
-        covers = [
-            [info for info in path if span.start <= info.path_start and info.path_end <= span.end]
-            for span, path in zip(write.spans, paths, strict=True)
-        ]
-        if any(tree.is_backuped(info.node_id) for cover in covers for info in cover):
-            self._release(write.reserved)
-            self._capacity.return_host(write.slots)
-            self._drop(write)
+        self._release(write)
+        self._capacity.return_host(write.needs)
+        nodes = self._missing(write)
+        needs = self._pools.needs(nodes)
+        if any(slots > write.needs.get(pool, 0) for pool, slots in needs.items()):
             self._rounds.ack(operation)
+            self._again(write)
             return
-        for span, cover, queued in zip(write.spans, covers, write.reserved, strict=True):
-            for info in cover:
-                host_slots = queued.host_indices[info.path_start - span.start : info.path_end - span.start]
-                tree.tree_core.commit_backup(info.node_id, host_slots, {})
-            tree._track_write_through_node(span.node, span.lock, publish_node_ids=[info.node_id for info in cover])
-            tree.cache_controller.write_queue.append(queued)
-        self._copies.begin(operation, [span.node for span in write.spans])
+        self._capacity.take_host(needs)
+        for node in nodes:
+            self._tree.write_in_given_slots(node, needs)
+        if nodes:
+            self._copies.begin(operation, nodes)
+        else:
+            self._rounds.ack(operation)
+        self._drop(write)
+
+    def _missing(self, write: Write) -> list[int]:
+        """The nodes that cover the spans now, without those of which nothing is left to write."""
+        paths = self._tree.tree_core.collect_path_info([span.node for span in write.spans])
+        return [
+            info.node_id
+            for span, path in zip(write.spans, paths, strict=True)
+            for info in path
+            if span.start <= info.path_start and info.path_end <= span.end
+            if info.node_id not in self._tree.ongoing_write_through and self._pools.is_missing(info.node_id)
+        ]
 
     def _drop(self, write: Write) -> None:
         for span in write.spans:

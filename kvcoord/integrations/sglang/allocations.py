@@ -1,0 +1,68 @@
+"""SGLang's allocations on the device, held to the agreed capacity: made on every rank, or refused on every rank."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from sglang.srt.mem_cache.hicache_storage import PoolName
+
+from kvcoord.errors import InvariantBroken
+from kvcoord.integrations.sglang.capacity import KV, Capacity
+from kvcoord.integrations.sglang.components import WINDOW, Pools
+
+Allocate = Callable[[int], Any]
+"""So many slots, or None."""
+
+
+def watch(cache: Any, pools: Pools, capacity: Capacity) -> None:
+    """Shows SGLang the agreed free counts, and lets no allocation that the group counts on fail in silence."""
+    guard = _Guard(capacity)
+    allocator, controller = cache.token_to_kv_pool_allocator, cache.cache_controller
+    if WINDOW in pools.names:
+        allocator.full_available_size = lambda: capacity.device_available(KV)
+        allocator.swa_available_size = lambda: capacity.device_available(WINDOW)
+        allocator.available_size = lambda: min(map(capacity.device_available, (KV, WINDOW)))
+        entry = controller.mem_pool_host.get_entry(PoolName(WINDOW))
+        entry.device_alloc_fn = guard.agreed(WINDOW, entry.device_alloc_fn)
+    else:
+        allocator.available_size = capacity.device_available
+    controller.load = guard.load(controller.load)
+
+
+class _Guard:
+    """The device slots of a load-back.
+
+    SGLang evicts when an allocation is refused and asks once more. Both follow from the agreed capacity, so that all
+    ranks evict, and then go on or give up, together.
+    """
+
+    def __init__(self, capacity: Capacity) -> None:
+        self._capacity = capacity
+        self._refused = False
+
+    def agreed(self, pool: str, allocate: Allocate) -> Allocate:
+        def allocated(slots: int) -> Any:
+            self._refused = slots > self._capacity.device_available(pool)
+            if self._refused:
+                return None
+            taken = allocate(slots)
+            if taken is None:
+                broken_promise(f"load-back to device.{pool}", slots)
+            return taken
+
+        return allocated
+
+    def load(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        def loaded(*arguments: Any, **options: Any) -> Any:
+            self._refused = False
+            device_slots = load(*arguments, **options)
+            if device_slots is None and not self._refused:
+                broken_promise("load-back", len(options.get("host_indices", ())))
+            return device_slots
+
+        return loaded
+
+
+def broken_promise(what: str, slots: int) -> NoReturn:
+    """What the agreed capacity covers has failed. That breaks an invariant; no rank lives with it alone."""
+    detail = f"{what} of {slots} slots is covered by the agreed capacity and failed on this rank"
+    raise InvariantBroken("what is covered can be allocated on every rank", detail)

@@ -1,0 +1,104 @@
+"""The pools of one cache: which of them have slots of their own, what a write takes of each, and taking it.
+
+SGLang's tree keeps the KV of full attention, and for some models one more thing beside it: the KV of a sliding window,
+a slot for each token of the window's tail, or a recurrent state, one slot for a node's end. Each has its own slots on
+the device and on the host. Pools that follow the KV's slots (an indexer's keys, a draft model's KV) need nothing here.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from sglang.srt.mem_cache.hicache_storage import PoolName
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+from kvcoord.integrations.sglang.capacity import KV, Needs
+
+COMPONENTS: Final = {
+    PoolName.KV.value: ComponentType.FULL,
+    PoolName.SWA.value: ComponentType.SWA,
+}
+"""What is supported: the pool of each part of SGLang's tree."""
+
+WINDOW: Final = PoolName.SWA.value
+
+Cache = Any
+"""A KvcoordRadixCache. Not imported: it imports this module."""
+
+Reserved = dict[str, Any]
+"""Host slots by pool."""
+
+
+class Pools:
+    """The pools of one cache that have slots of their own. `names` begins with the KV's."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._host = cache.cache_controller.mem_pool_host
+        self.names = [pool for pool, component in COMPONENTS.items() if component in cache.tree_components]
+        self.is_hybrid = len(self.names) > 1
+
+    def device_free(self) -> dict[str, Callable[[], int]]:
+        """This rank's own counts. Taken before `allocations` shows SGLang the agreed ones."""
+        allocator = self._cache.token_to_kv_pool_allocator
+        if WINDOW not in self.names:
+            return {KV: allocator.available_size}
+        return {KV: allocator.full_available_size, WINDOW: allocator.swa_available_size}
+
+    def host_free(self) -> dict[str, Callable[[], int]]:
+        return {pool: self._host.get_pool(PoolName(pool)).available_size for pool in self.names}
+
+    # --- writes ---------------------------------------------------------------------------------------------------
+
+    def is_missing(self, node: int) -> bool:
+        """Is anything of this node, or of the window that ends with it, not on the host?"""
+        if not self._cache.is_backuped(node):
+            return True
+        return self.is_hybrid and bool(self._cache.tree_core.build_backup_spec(node)[1])
+
+    def needs(self, nodes: Sequence[int]) -> Needs:
+        """Host slots for what is missing of these nodes, which are on one path. Windows that overlap count once."""
+        needs = dict.fromkeys(self.names, 0)
+        counted: set[tuple[str, int]] = set()
+        lengths: dict[int, int] = {}
+        for node in nodes:
+            device_slots, by_component = self._cache.tree_core.build_backup_spec(node)
+            needs[KV] += len(device_slots)
+            for transfer in (transfer for transfers in by_component.values() for transfer in transfers):
+                pool, covered = transfer.name.value, transfer.nodes_to_load
+                if covered and not lengths:
+                    (path,) = self._cache.tree_core.collect_path_info(nodes[-1:])
+                    lengths = {info.node_id: info.path_end - info.path_start for info in path}
+                fresh = {(pool, part) for part in covered or ()} - counted
+                counted |= fresh
+                needs[pool] += sum(lengths[part] for _, part in fresh) if covered else len(transfer.device_indices)
+        return {pool: slots for pool, slots in needs.items() if slots}
+
+    def reserve(self, needs: Needs) -> Reserved | None:
+        """Host slots in every pool, or in none. Nothing is evicted."""
+        reserved: Reserved = {}
+        for pool, slots in needs.items():
+            taken = self._host.alloc(slots, pool=PoolName(pool))
+            if taken is None:
+                self.release(reserved)
+                return None
+            reserved[pool] = taken
+        return reserved
+
+    def release(self, reserved: Reserved) -> None:
+        for pool, slots in reserved.items():
+            self._host.free(slots, pool=PoolName(pool))
+
+    # --- eviction and comparison ----------------------------------------------------------------------------------
+
+    def freed(self, result: Any) -> Needs:
+        """Host slots by pool that a step of SGLang's eviction gives back."""
+        freed = {pool: result.host_frees.get(COMPONENTS[pool], ()) for pool in self.names}
+        return {pool: sum(map(len, slots)) for pool, slots in freed.items() if slots}
+
+    def side_sizes(self) -> list[int]:
+        """Evictable and locked device slots of each part of the tree beside the KV."""
+        core = self._cache.tree_core
+        parts = [COMPONENTS[pool] for pool in self.names[1:]]
+        return [
+            count(part) for part in parts for count in (core.component_evictable_size, core.component_protected_size)
+        ]
