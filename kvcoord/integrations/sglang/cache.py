@@ -60,16 +60,24 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
     # --- the step -------------------------------------------------------------------------------------------------
 
     def check_hicache_events(self) -> None:
-        """Once a scheduler step: applies the verdict that is due and sends this step's frame."""
+        """Once a scheduler step: applies the verdict that is due and sends this step's frame.
+
+        Most steps have nothing to say but their free counts, and each call costs a cold cache: nothing is asked of a
+        part that cannot have anything.
+        """
         agreed = self._agreed
-        rounds = agreed.rounds
+        rounds, controller = agreed.rounds, self.cache_controller
         verdict = rounds.verdict()
         if verdict is not None:
-            self._apply(verdict)
-        self.flush_pending_backups()
+            agreed.capacity.settle(verdict)
+            if verdict.decisions or verdict.completions:
+                self._apply(verdict)
+        if controller.write_queue:
+            self.flush_pending_backups()
         if self.enable_storage:
             self._take_from_storage()
-        self._report_copies()
+        agreed.outgoing.report(controller.ack_write_queue)
+        agreed.incoming.report(controller.ack_load_queue)
         free = agreed.capacity.count(rounds.step)
         agreed.writes.reserve()
         rounds.send(free, self._index_digest())
@@ -77,8 +85,8 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             self._log_storage_metrics()
 
     def _apply(self, verdict: Verdict) -> None:
+        """What the ranks have decided, and which operations have ended on all of them."""
         agreed = self._agreed
-        agreed.capacity.settle(verdict)
         for decision in verdict.decisions:
             agreed.rounds.event(f"{decision.outcome} {decision.operation}")
             agreed.writes.decided(decision)
@@ -101,11 +109,6 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         agreed.rounds.event(f"done {operation}")
         if not agreed.outgoing.completed(operation) and not agreed.incoming.completed(operation):
             agreed.storage.completed(operation)
-
-    def _report_copies(self) -> None:
-        agreed, controller = self._agreed, self.cache_controller
-        agreed.outgoing.report(controller.ack_write_queue)
-        agreed.incoming.report(controller.ack_load_queue)
 
     def _index_digest(self) -> int:
         """What is cheap to read and differs soon after two trees have parted."""

@@ -40,6 +40,9 @@ class Copies:
 
     def report(self, running: AckList) -> None:
         """Acks every operation whose last copy has ended here since the last call."""
+        if not running:
+            self._reported = 0
+            return
         self._reported = min(self._reported, len(running))
         while self._reported < len(running) and running[self._reported].finish_event.query():
             for node in running[self._reported].node_ids:

@@ -102,6 +102,8 @@ class Writes:
 
         One whose ancestors are still pending waits for them; one whose ancestors were dropped is dropped as well.
         """
+        if not self._intended:
+            return
         waiting: list[Write] = []
         for write in self._intended:
             self._refresh(write)
