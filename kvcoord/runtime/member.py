@@ -24,6 +24,7 @@ import uvloop
 from kvcoord.config.process import WorkerConfig
 from kvcoord.errors import DeadlineExceeded, UsageError
 from kvcoord.protocol.messages import Ack, Decision, Verdict, Vote
+from kvcoord.protocol.rank import RankState
 from kvcoord.runtime.board import Board
 from kvcoord.runtime.member_loop import EventLog, MemberLoop, as_known
 from kvcoord.transport.link import BorrowedConnection
@@ -86,6 +87,12 @@ class Member:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(stop.set)
         thread.join(self.config.timeouts.shutdown_timeout_s)
+
+    @property
+    def state(self) -> str:
+        """How this rank stands in its group, as `RankState` names it. For display: it may change at any moment."""
+        inner = self._inner
+        return RankState.JOINING if inner is None else inner.machine.state
 
     # --- each step ------------------------------------------------------------------------------------------------
 

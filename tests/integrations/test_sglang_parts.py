@@ -3,13 +3,16 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from http import HTTPStatus
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
-from kvcoord.domain import Outcome
+from kvcoord.domain import Outcome, Path, Reason
 from kvcoord.integrations.sglang.capacity import KV, Capacity
 from kvcoord.integrations.sglang.copies import Copies
+from kvcoord.integrations.sglang.counters import WAITED_S, Counters
+from kvcoord.integrations.sglang.metrics import RankMetrics
 from kvcoord.integrations.sglang.rounds import Rounds
 from kvcoord.integrations.sglang.storage import ReadyQueue
 from kvcoord.protocol.digest import Digest
@@ -18,6 +21,8 @@ from kvcoord.protocol.messages import Ack, Decision, Verdict, Vote
 
 class FakeMember:
     """Takes frames, and gives the verdicts that were put into it."""
+
+    state = "active"
 
     def __init__(self) -> None:
         self.frames: list[tuple[int, list[int], int, list[Vote], list[Ack]]] = []
@@ -218,3 +223,39 @@ def test_an_entry_that_will_not_come_is_answered_and_never_taken() -> None:
     assert not agreed.completed("hit/0/8")
     assert agreed.completed("hit/0/7")
     assert agreed.take_agreed() == 1
+
+
+def test_what_a_rank_has_decided_and_holds_back_can_be_read_as_metrics() -> None:
+    counters, pools = Counters(), Pools(device=100, host=64)
+    capacity = pools.capacity([60, 48])
+    capacity.take_host({KV: 16})
+    counters.covered("load-back")
+    counters.covered("retraction", Reason.HOST_FULL)
+    counters.decided("write-through", Path.VOTED, Outcome.ABORT, Reason.HOST_FULL)
+    counters.took_verdict(WAITED_S / 2)
+    counters.took_verdict(0.25)
+    metrics = RankMetrics("engine", 3, counters, capacity, lambda: "active", lambda: 2)
+    page = metrics.routes()["/metrics"]().body.decode()
+
+    def decided(operation: str, outcome: str, path: str, reason: str) -> str:
+        labels = f'group="engine",operation="{operation}",outcome="{outcome}",path="{path}",rank="3",reason="{reason}"'
+        return f"kvcoord_sglang_decisions_total{{{labels}}} 1.0"
+
+    scope = 'group="engine"'
+    for line in (
+        f'kvcoord_sglang_membership_state{{{scope},rank="3",state="active"}} 1.0',
+        decided("load-back", "commit", "covered", ""),
+        decided("retraction", "abort", "covered", "host_full"),
+        decided("write-through", "abort", "voted", "host_full"),
+        f'kvcoord_sglang_verdict_waits_total{{{scope},rank="3"}} 1.0',
+        f'kvcoord_sglang_verdict_wait_seconds_total{{{scope},rank="3"}} 0.25',
+        f'kvcoord_sglang_operations_open{{{scope},rank="3"}} 2.0',
+        f'kvcoord_sglang_held_back_slots{{{scope},pool="device.kv",rank="3"}} 40.0',
+        f'kvcoord_sglang_held_back_slots{{{scope},pool="host.kv",rank="3"}} 32.0',
+    ):
+        assert line in page.splitlines()
+
+
+def test_a_rank_whose_group_does_not_work_is_not_ready() -> None:
+    metrics = RankMetrics("engine", 0, Counters(), Pools(1, 1).capacity([1, 1]), lambda: "joining", lambda: 0)
+    assert metrics.routes()["/readyz"]().status == HTTPStatus.SERVICE_UNAVAILABLE

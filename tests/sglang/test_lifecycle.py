@@ -51,7 +51,12 @@ class Life:
         controller, attachment = self.cache.cache_controller, self.cache.agreement.attachment
         awaited, get, settle = threading.Event(), controller.page_get_func, attachment.settle
         controller.page_get_func = lambda *asked: awaited.wait() and get(*asked)
-        attachment.settle = lambda: awaited.set() or settle()
+
+        def settle_after_all() -> Any:
+            awaited.set()
+            return settle()
+
+        attachment.settle = settle_after_all
         for _ in range(STEPS_MAX):
             self.stream.go_on(1)
             if any(info.host_indices is not None for info in self.cache.ongoing_prefetch.values()):

@@ -13,6 +13,7 @@ from kvcoord.integrations.sglang.attachment import Attachment
 from kvcoord.integrations.sglang.capacity import Capacity
 from kvcoord.integrations.sglang.components import Pools
 from kvcoord.integrations.sglang.copies import Copies
+from kvcoord.integrations.sglang.metrics import Port, RankMetrics
 from kvcoord.integrations.sglang.rounds import EVENTS_KEPT, Membership, Rounds
 from kvcoord.integrations.sglang.settings import read_settings
 from kvcoord.integrations.sglang.storage import Storage
@@ -43,6 +44,31 @@ class Agreement:
         self.attachment = Attachment(cache, self.rounds, self.storage, config.timeouts.copy_timeout_s)
         counted = self.capacity.now()
         self.capacity.begin(counted, member.open(counted))
+        self._port: Port | None = None
+
+    def open_port(self, config: WorkerConfig) -> None:
+        """Shows this rank's metrics at the configured address. Raises ConfigError when that is not possible."""
+        if config.http is None:
+            return
+        where = config.group.name, config.rank
+        metrics = RankMetrics(*where, self.rounds.counters, self.capacity, lambda: self.rounds.state, self._open_count)
+        self._port = Port(config.http, metrics.routes())
+        self._port.open()
+        log.info("kvcoord: metrics of rank %d at http://%s/metrics", config.rank, self.http_address)
+
+    @property
+    def http_address(self) -> str:
+        """Where this rank's metrics are, host and port; empty when they are not shown."""
+        return "" if self._port is None else self._port.address
+
+    def _open_count(self) -> int:
+        return len(self.writes) + len(self.outgoing) + len(self.incoming)
+
+    def close(self) -> None:
+        """Leaves the group. Harmless when repeated."""
+        if self._port is not None:
+            self._port.close()
+        self.rounds.close()
 
     def reset(self) -> None:
         for part in (self.writes, self.outgoing, self.incoming, self.storage):
@@ -78,4 +104,7 @@ def join(cache: Cache, server_args: Any, params: Any) -> Agreement:
         *(topology.rank, topology.world_size, config.group.name, config.group.lag, where),
     )
     digest = Digest(EVENTS_KEPT)
-    return Agreement(cache, Member(config, fingerprint, events=digest.log), digest, config)
+    agreement = Agreement(cache, Member(config, fingerprint, events=digest.log), digest, config)
+    if "http" in found.sources:
+        agreement.open_port(config)
+    return agreement

@@ -88,7 +88,7 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         """What the ranks have decided, and which operations have ended on all of them."""
         agreed = self._agreed
         for decision in verdict.decisions:
-            agreed.rounds.event(f"{decision.outcome} {decision.operation}")
+            agreed.rounds.voted(decision)
             agreed.writes.decided(decision)
         for completion in verdict.completions:
             self._completed(completion)
@@ -134,9 +134,8 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             needs = self._agreed.pools.needs([node_id])
             if not needs:
                 continue
-            if not self.make_host_room(needs):
+            if not self._covers(OperationKind.WRITE_BACK, needs):
                 return 0
-            self._agreed.capacity.take_host(needs)
             written = self.write_in_given_slots(node_id, needs, write_back=True)
         return written
 
@@ -146,6 +145,16 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         if node_id not in self.ongoing_write_through:
             broken_promise(f"write of {needs}", sum(needs.values()))
         return written
+
+    def _covers(self, what: str, needs: Needs) -> bool:
+        """Takes these host slots on every rank, now, or on none."""
+        agreed = self._agreed
+        if not self.make_host_room(needs):
+            agreed.rounds.counters.covered(what, Reason.HOST_FULL)
+            return False
+        agreed.capacity.take_host(needs)
+        agreed.rounds.counters.covered(what)
+        return True
 
     def make_host_room(self, needs: Needs) -> bool:
         """Evicts, the same nodes on every rank, until these slots are free on all. False: that cannot be had."""
@@ -190,9 +199,8 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         needs.update(
             (part.name.value, len(part.device_indices)) for part in transfers if part.indices_from_pool is None
         )
-        if not self.make_host_room(needs):
+        if not self._covers("retraction", needs):
             return None
-        self._agreed.capacity.take_host(needs)
         backup = super().backup_kv_cache(req)
         if backup is None:
             broken_promise(f"retraction of {needs}", sum(needs.values()))
@@ -208,8 +216,10 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             operation = rounds.name(OperationKind.LOAD_BACK)
             self._agreed.incoming.begin(operation, [node_id])
             rounds.event(operation)
+            rounds.counters.covered(OperationKind.LOAD_BACK)
         else:
             rounds.event(f"no load-back {node_id}")
+            rounds.counters.covered(OperationKind.LOAD_BACK, Reason.REFUSED)
         return loaded
 
     def loading_check(self, finish_count: int | None = None) -> None:
@@ -274,10 +284,13 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         capacity = self._agreed.capacity
         available = capacity.host_available()
         slots = min(hit_tokens, available - available % self.page_size)
-        self._agreed.rounds.event(f"storage-hit {hit_tokens} {slots}")
+        rounds = self._agreed.rounds
+        rounds.event(f"storage-hit {hit_tokens} {slots}")
         if slots < hit_tokens and (not allow_partial or slots < min_tokens):
+            rounds.counters.covered("storage-prefetch", Reason.HOST_FULL)
             return None, slots
         capacity.take_host({KV: slots})
+        rounds.counters.covered("storage-prefetch")
         host_slots = self.cache_controller.alloc_prefetch_host_buffers(operation, slots)
         if host_slots is None:
             broken_promise("storage prefetch", slots)
@@ -349,7 +362,7 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         """Detaches storage as SGLang does, and leaves the group. Harmless when repeated."""
         super().shutdown()
         if self.agreement is not None:
-            self.agreement.rounds.close()
+            self.agreement.close()
 
     # --- what must not be used any more ---------------------------------------------------------------------------
 

@@ -48,6 +48,10 @@ class Capacity:
         """This rank's own free counts."""
         return [count() for count in self.device_free.values()] + [count() for count in self._host_free.values()]
 
+    def agreed(self) -> list[int]:
+        """What may be taken on every rank, in the same order."""
+        return [*map(self.device_available, self.device_free), *map(self.host_available, self._host_free)]
+
     def begin(self, counted: Sequence[int], agreed: Sequence[int]) -> None:
         """The group begins: what this rank counted, and the smallest counts of all ranks."""
         self.ledger.begin(agreed)

@@ -5,9 +5,11 @@ two frames travels in one message, so a step costs one message each way whatever
 """
 
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Final, Protocol
 
-from kvcoord.domain import OperationId, OperationKind, Reason
+from kvcoord.domain import OperationId, OperationKind, Path, Reason
+from kvcoord.integrations.sglang.counters import Counters
 from kvcoord.protocol.digest import Digest
 from kvcoord.protocol.messages import Ack, Decision, Verdict, Vote
 
@@ -28,6 +30,9 @@ class Membership(Protocol):
 
     def decide(self, vote: Vote) -> Decision: ...
 
+    @property
+    def state(self) -> str: ...
+
 
 class Rounds:
     """The steps of one rank. `step` is the next frame's number; `digest` collects everything that must be equal.
@@ -40,6 +45,7 @@ class Rounds:
         self.lag = lag
         self.step = 0
         self.life = 0
+        self.counters = Counters()
         self._member = member
         self._issued = 0
         self._votes: list[Vote] = []
@@ -61,7 +67,14 @@ class Rounds:
 
         `reason` is told with a no. Raises as `Member.decide`.
         """
-        return self._member.decide(Vote(operation, kind, yes, reason=None if yes else reason))
+        decision = self._member.decide(Vote(operation, kind, yes, reason=None if yes else reason))
+        self.counters.decided(_what(operation), Path.IMMEDIATE, decision.outcome, decision.reason)
+        return decision
+
+    def voted(self, decision: Decision) -> None:
+        """A verdict brings this decision, on every rank at this point."""
+        self.event(f"{decision.outcome} {decision.operation}")
+        self.counters.decided(_what(decision.operation), Path.VOTED, decision.outcome, decision.reason)
 
     def ack(self, operation: OperationId) -> None:
         """What this operation does on this rank is over."""
@@ -74,7 +87,12 @@ class Rounds:
     def verdict(self) -> Verdict | None:
         """The verdict that this step applies; None in the first `lag` steps."""
         due = self.step - self.lag
-        return self._member.take(due) if due >= 0 else None
+        if due < 0:
+            return None
+        began = perf_counter()
+        verdict = self._member.take(due)
+        self.counters.took_verdict(perf_counter() - began)
+        return verdict
 
     def send(self, free: list[int], index_digest: int) -> None:
         """Ends this step's part: the frame goes out."""
@@ -82,11 +100,22 @@ class Rounds:
         acks, self._acks = self._acks, []
         self._member.send(self.step, free, self.digest.combined(index_digest), votes, acks)
         self.step += 1
+        self.counters.steps = self.step
 
     def begin_life(self) -> None:
         """The cache was reset, on every rank at this point."""
         self.life += 1
         self.event(f"reset {self.life}")
 
+    @property
+    def state(self) -> str:
+        """How the group stands, as this rank knows it. For display only."""
+        return self._member.state
+
     def close(self) -> None:
         self._member.close()
+
+
+def _what(operation: OperationId) -> str:
+    """The first word of an id: what is decided."""
+    return operation.partition("/")[0]
