@@ -103,6 +103,8 @@ class Options:
     file_storage_path: str | None = None
     prefetch_policy: str = "best_effort"
     attention_groups: tuple[Any, Any] = (None, None)
+    kv_events: bool = False
+    """Tell what is stored where, as routers ask for it."""
     data_parallel: int = 1
     """Attention groups that each serve requests of their own."""
 
@@ -216,6 +218,7 @@ class Engine:
             pp_rank=groups.pp_rank,
             pp_size=groups.pp,
             eviction_policy="lru",
+            enable_kv_cache_events=self.options.kv_events,
             tree_core_backend=self.options.tree_core,
             sliding_window_size=self._window(),
         )

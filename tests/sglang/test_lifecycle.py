@@ -184,6 +184,16 @@ def test_the_prefetch_policy_is_changed_on_every_rank() -> None:
     assert check(live(scenario)) == (True, "best_effort")
 
 
+def test_a_policy_that_does_not_exist_is_refused_and_a_detach_before_any_attach_is_harmless() -> None:
+    def scenario(life: Life) -> Any:
+        detached = life.detach()[0]
+        refused, said = life.attach("no such policy")
+        life.serve()
+        return detached, refused, "Invalid hicache_storage_prefetch_policy" in said, life.cache.enable_storage
+
+    assert check(live(scenario)) == (True, False, True, False)
+
+
 def test_another_backend_is_refused_while_one_is_attached_and_a_second_detach_is_harmless() -> None:
     def scenario(life: Life) -> Any:
         life.attach()
