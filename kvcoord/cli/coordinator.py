@@ -15,7 +15,9 @@ from kvcoord.runtime.process import run
 
 @click.command()
 @config_option
-@click.option("--bind", multiple=True, metavar="ADDRESS", help="unix:///path, ipc:///path or tcp://host:port. May be repeated.")
+@click.option(
+    "--bind", multiple=True, metavar="ADDRESS", help="unix:///path, ipc:///path or tcp://host:port. May be repeated."
+)
 @click.option("--http", metavar="HOST:PORT", help="Loopback address for health, metrics and status, or none.")
 @click.option("--insecure-tcp", is_flag=True, default=None, help="Accept tcp without keys. Not for production.")
 @set_option

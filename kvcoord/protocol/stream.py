@@ -13,7 +13,6 @@ from kvcoord.protocol.ballot import RECORDED, Ballot, Tally
 from kvcoord.protocol.messages import Completion, Decision, Entry, Vote
 from kvcoord.protocol.transfers import TransferTable
 
-
 _ALL: Final = Agreement.ALL
 _COMMIT: Final = Outcome.COMMIT
 

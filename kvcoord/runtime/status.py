@@ -168,7 +168,9 @@ async def get(address: str, target: str) -> bytes:
     """What the HTTP port at `http://host:port` answers there. Raises ConfigError and PeerUnavailable."""
     host, _, port = address.removeprefix("http://").rstrip("/").rpartition(":")
     if "://" in host or not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError("address", address, "write it as unix:///path, ipc:///path, tcp://host:port or http://host:port")
+        raise ConfigError(
+            "address", address, "write it as unix:///path, ipc:///path, tcp://host:port or http://host:port"
+        )
     try:
         reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         try:

@@ -10,9 +10,9 @@ from kvcoord.transport.address import SocketFile, claim_socket_path
 from kvcoord.transport.channel import Channel
 from kvcoord.transport.framing import prefix_length
 from kvcoord.transport.link import (
+    IDENTITY_BYTES_MAX,
     SENT,
     UNREACHABLE,
-    IDENTITY_BYTES_MAX,
     LinkLimits,
     LinkStatistics,
     ListenerBatch,

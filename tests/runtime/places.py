@@ -1,4 +1,4 @@
-"""Where a coordinator and its ranks meet in a test: inside the process, or over ZeroMQ's sockets."""
+"""Where a coordinator and its ranks meet in a test: inside the process, over node links, or over ZeroMQ's sockets."""
 
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 from kvcoord.config import CoordinatorConfig
 from kvcoord.runtime.coordinator import Coordinator
+from kvcoord.transport.by_scheme import SchemeTransport
 from kvcoord.transport.link import (
     Absent,
     Connected,
@@ -23,7 +24,7 @@ from kvcoord.transport.loopback import LoopbackTransport
 from kvcoord.transport.zeromq import ZeromqTransport
 from tests.runtime.rank_shell import RankShell
 
-SCHEMES = ("loopback", "zeromq")
+SCHEMES = ("loopback", "unix", "zeromq")
 
 
 class ByPath:
@@ -73,8 +74,9 @@ class Place:
     """One transport with two addresses, and everything that was opened there."""
 
     def __init__(self, scheme: str, folder: Path, stack: AsyncExitStack) -> None:
-        self.transport: Transport = ByPath() if scheme == "loopback" else ZeromqTransport()
-        self.address, self.other_address = (f"ipc://{folder}/{name}.sock" for name in ("a", "b"))
+        self.transport: Transport = ByPath() if scheme == "loopback" else SchemeTransport(ZeromqTransport())
+        local = "unix" if scheme == "unix" else "ipc"
+        self.address, self.other_address = (f"{local}://{folder}/{name}.sock" for name in ("a", "b"))
         self._stack = stack
 
     async def coordinator(self, *binds: str, **options: Any) -> Coordinator:

@@ -18,21 +18,27 @@ from kvcoord.runtime.member import Member
 Engine = Callable[[Member, int], Any]
 
 
-def member(folder: Path, rank: int, world_size: int, *, timeouts: Timeouts | None = None, **settings: Any) -> Member:
+@pytest.fixture(params=["ipc", "unix"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where the members meet: over ZeroMQ, driven by their own threads, or over a link that their engines drive."""
+    return f"{request.param}://{tmp_path}/c.sock"
+
+
+def member(address: str, rank: int, world_size: int, *, timeouts: Timeouts | None = None, **settings: Any) -> Member:
     config = WorkerConfig(
         group=GroupConfig(name="g", world_size=world_size, tp=world_size),
         rank=rank,
-        coordinators=[f"unix://{folder}/c.sock"],
+        coordinators=[address],
         embed_coordinator=True,
         timeouts=timeouts or Timeouts(heartbeat_interval_s=0.1, heartbeat_timeout_s=2.0),
     )
     return Member(config, {"pools": "host", **settings}, events=lambda: [("event", rank)])
 
 
-def on_threads(folder: Path, engine: Engine, *, ranks: int = 2, **options: Any) -> list[Any]:
+def on_threads(address: str, engine: Engine, *, ranks: int = 2, **options: Any) -> list[Any]:
     """Runs `engine` on a thread for each rank. What it raises is its result."""
     results: list[Any] = [None] * ranks
-    members = [member(folder, rank, ranks, **options) for rank in range(ranks)]
+    members = [member(address, rank, ranks, **options) for rank in range(ranks)]
     last = threading.Barrier(ranks)
 
     def run(rank: int) -> None:
@@ -56,11 +62,11 @@ def step(one: Member, number: int, *said: Vote | Ack, digest: int = 1) -> None:
     one.send(number, [10], digest, votes, [item for item in said if isinstance(item, Ack)])
 
 
-def test_joining_returns_the_smallest_free_count_of_all_ranks(tmp_path: Path) -> None:
-    assert on_threads(tmp_path, lambda one, rank: list(one.open([10 + rank]))) == [[10], [10]]
+def test_joining_returns_the_smallest_free_count_of_all_ranks(address: str) -> None:
+    assert on_threads(address, lambda one, rank: list(one.open([10 + rank]))) == [[10], [10]]
 
 
-def test_a_verdict_says_what_all_ranks_voted_and_acked(tmp_path: Path) -> None:
+def test_a_verdict_says_what_all_ranks_voted_and_acked(address: str) -> None:
     def engine(one: Member, rank: int) -> Any:
         one.open([10])
         kind = OperationKind.WRITE_THROUGH
@@ -73,19 +79,19 @@ def test_a_verdict_says_what_all_ranks_voted_and_acked(tmp_path: Path) -> None:
         return decided, [completion.operation for completion in second.completions]
 
     expected = [("a", Outcome.COMMIT, {}), ("b", Outcome.ABORT, {"host": 4})], ["a"]
-    assert on_threads(tmp_path, engine) == [expected, expected]
+    assert on_threads(address, engine) == [expected, expected]
 
 
-def test_an_immediate_vote_is_decided_by_the_smallest_value(tmp_path: Path) -> None:
+def test_an_immediate_vote_is_decided_by_the_smallest_value(address: str) -> None:
     def engine(one: Member, rank: int) -> Any:
         one.open([10])
         decision = one.decide(Vote("length", OperationKind.CUSTOM, True, Agreement.MIN, value=7 + rank))
         return decision.outcome, decision.value
 
-    assert on_threads(tmp_path, engine) == [(Outcome.COMMIT, 7)] * 2
+    assert on_threads(address, engine) == [(Outcome.COMMIT, 7)] * 2
 
 
-def test_a_verdict_is_handed_out_once_and_a_hundred_steps_need_no_more_than_one_each(tmp_path: Path) -> None:
+def test_a_verdict_is_handed_out_once_and_a_hundred_steps_need_no_more_than_one_each(address: str) -> None:
     def engine(one: Member, _: int) -> Any:
         one.open([10])
         for number in range(100):
@@ -93,23 +99,23 @@ def test_a_verdict_is_handed_out_once_and_a_hundred_steps_need_no_more_than_one_
             assert one.take(number).round == number
         return len(one._board.verdicts)
 
-    assert on_threads(tmp_path, engine, ranks=3) == [0, 0, 0]
+    assert on_threads(address, engine, ranks=3) == [0, 0, 0]
 
 
-def test_different_digests_raise_on_every_rank_and_name_the_sides(tmp_path: Path) -> None:
+def test_different_digests_raise_on_every_rank_and_name_the_sides(address: str) -> None:
     def engine(one: Member, rank: int) -> None:
         one.open([10])
         for number in range(50):
             step(one, number, digest=rank)
             one.take(number)
 
-    for error in on_threads(tmp_path, engine):
+    for error in on_threads(address, engine):
         assert isinstance(error, Diverged)
         assert error.sides == [[0], [1]]
 
 
-def test_different_settings_refuse_the_join_by_name(tmp_path: Path) -> None:
-    members = [member(tmp_path, rank, 2, page_size=64 + rank) for rank in range(2)]
+def test_different_settings_refuse_the_join_by_name(address: str) -> None:
+    members = [member(address, rank, 2, page_size=64 + rank) for rank in range(2)]
     errors: list[Exception] = []
 
     def run(one: Member) -> None:
@@ -132,15 +138,15 @@ def test_different_settings_refuse_the_join_by_name(tmp_path: Path) -> None:
     assert "page_size" in str(errors[0])
 
 
-def test_ranks_that_never_come_end_the_join_with_their_names(tmp_path: Path) -> None:
+def test_ranks_that_never_come_end_the_join_with_their_names(address: str) -> None:
     timeouts = Timeouts(heartbeat_interval_s=0.1, heartbeat_timeout_s=0.5, join_timeout_s=0.5)
-    alone = member(tmp_path, 0, 2, timeouts=timeouts)
+    alone = member(address, 0, 2, timeouts=timeouts)
     with pytest.raises(GroupLost, match="1"):
         alone.open([10])
     alone.close()
 
 
-def test_a_rank_that_is_gone_ends_the_wait_of_the_other_within_the_deadline(tmp_path: Path) -> None:
+def test_a_rank_that_is_gone_ends_the_wait_of_the_other_within_the_deadline(address: str) -> None:
     timeouts = Timeouts(heartbeat_interval_s=0.1, heartbeat_timeout_s=0.5, group_deadline_s=0.5, round_timeout_s=1.0)
 
     def engine(one: Member, rank: int) -> Any:
@@ -151,17 +157,17 @@ def test_a_rank_that_is_gone_ends_the_wait_of_the_other_within_the_deadline(tmp_
         step(one, 0)
         return one.take(0)
 
-    first, _ = on_threads(tmp_path, engine, timeouts=timeouts)
+    first, _ = on_threads(address, engine, timeouts=timeouts)
     assert isinstance(first, GroupLost)
 
 
-def test_a_member_that_is_not_open_says_so(tmp_path: Path) -> None:
+def test_a_member_that_is_not_open_says_so(address: str) -> None:
     with pytest.raises(UsageError):
-        step(member(tmp_path, 0, 1), 0)
+        step(member(address, 0, 1), 0)
 
 
-def test_closing_is_harmless_before_opening_and_twice(tmp_path: Path) -> None:
-    one = member(tmp_path, 0, 1)
+def test_closing_is_harmless_before_opening_and_twice(address: str) -> None:
+    one = member(address, 0, 1)
     one.close()
     one.open([10])
     one.close()
