@@ -1,8 +1,8 @@
 """What a group member tells the thread of its engine: verdicts, decisions, and why it is over.
 
 Reading what is there costs the engine a dictionary look-up. Only what has not come yet, and cannot be read from the
-socket by the engine's thread itself, is waited for here, without polling: for a token in a queue, which costs a third of
-a condition variable's wake-up.
+socket by the engine's thread itself, is waited for here, without polling: for a token in a queue, which costs a third
+of a condition variable's wake-up.
 """
 
 import copy

@@ -72,7 +72,8 @@ _WARNINGS: Final = frozenset({"divergence", "round_without", "member_lost", "joi
 class Coordinator:
     """Serves the groups that join it, on the event loop on which it was made. Opened once, closed once.
 
-    `transport` None: by the scheme of each address, ZeroMQ with the configured keys. `sources` says where each option came from, for `/config`.
+    `transport` None: by the scheme of each address, with the configured keys. `sources` says where each option came
+    from, for `/config`.
     `failure` gets the exception when the machine raised one: what it holds cannot be trusted, and no more is served.
     """
 

@@ -3,8 +3,8 @@
 Two threads come in here, one at a time: each holds the guard while it steps the machine and performs what follows. The
 member's own thread runs the event loop, and so everything that has to do with time and with connecting. The engine's
 thread sends what it has to say by itself where the link allows that, and reads the link itself while it waits for an
-answer (`ask`, `borrow`): a decision then needs no other thread of its process. Over ZeroMQ, whose sockets belong to one thread,
-what the engine says is a call on the event loop. What the engine is told goes onto the board either way.
+answer (`ask`, `borrow`): a decision then needs no other thread of its process. Over ZeroMQ, whose sockets belong to one
+thread, what the engine says is a call on the event loop. What the engine is told goes onto the board either way.
 
 With `embed_coordinator` rank 0 runs the coordinator on the same loop.
 """
@@ -61,7 +61,10 @@ _now = time.monotonic
 
 
 class MemberLoop:
-    """One membership. Made, opened and closed on the loop that it lives on; `say`, `ask` and `borrow` are for the engine."""
+    """One membership. Made, opened and closed on the loop that it lives on.
+
+    `say`, `ask` and `borrow` are for the engine's thread.
+    """
 
     def __init__(
         self,
@@ -152,7 +155,7 @@ class MemberLoop:
             return link if link is not None and link.borrow() else None
 
     def ask(self, vote: Vote) -> NodeConnection | None:
-        """Puts a vote that is sent at once, and borrows the link as `borrow` does: before its answer can wake anybody."""
+        """Puts a vote that is sent at once, and borrows the link as `borrow` does, before its answer can wake anybody."""
         with self._guard:
             link = None if self._handed_over else self.borrow()
             if link is not None:

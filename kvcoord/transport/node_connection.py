@@ -1,8 +1,8 @@
 """The connecting end of a node link: one socket, connected again after each loss. See `node`.
 
 Who reads is decided here. By default the event loop does. A thread that waits for an answer may borrow the reading end:
-it then waits on the socket itself and hands over what comes, and the loop's thread is not woken for it. What there is to
-decide about the connection stays with the loop: its losses, its deadlines, connecting again.
+it then waits on the socket itself and hands over what comes, and the loop's thread is not woken for it. What there is
+to decide about the connection stays with the loop: its losses, its deadlines, connecting again.
 """
 
 import asyncio
