@@ -155,7 +155,7 @@ class MemberLoop:
             return link if link is not None and link.borrow() else None
 
     def ask(self, vote: Vote) -> NodeConnection | None:
-        """Puts a vote that is sent at once, and borrows the link as `borrow` does, before its answer can wake anybody."""
+        """Puts a vote that is sent at once, and borrows the link first: its answer then wakes nobody else."""
         with self._guard:
             link = None if self._handed_over else self.borrow()
             if link is not None:

@@ -1,11 +1,21 @@
 """One Unix stream connection on the event loop, as both of its ends use it: frames in, frames out. Knows no address."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import cast
 
 from kvcoord.transport.framing import MessageSplitter, prefix_length
-from kvcoord.transport.link import PREFIX_BYTES, LinkLimits, LinkStatistics, SendResult, check_message_size
+from kvcoord.transport.link import (
+    FULL,
+    PREFIX_BYTES,
+    SENT,
+    UNREACHABLE,
+    LinkLimits,
+    LinkStatistics,
+    SendResult,
+    check_message_size,
+)
 
 
 class Stream(asyncio.Protocol):
@@ -28,11 +38,13 @@ class Stream(asyncio.Protocol):
         self._on_open, self._on_messages, self._on_closed = on_open, on_messages, on_closed
         self._splitter = MessageSplitter(limits.message_bytes_max)
         self._transport: asyncio.Transport | None = None
+        self._descriptor = -1
         self._silent = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""
         self._transport = cast(asyncio.Transport, transport)
+        self._descriptor = self._transport.get_extra_info("socket").fileno()
         if self._on_open(self):
             self._counts.peers_connected += 1
             return
@@ -44,7 +56,8 @@ class Stream(asyncio.Protocol):
         """Called by the event loop with up to some hundred KiB: what ends in it is one batch."""
         if self._silent:
             return
-        messages = self._splitter.feed(data)
+        message = self._splitter.only(data)
+        messages = self._splitter.feed(data) if message is None else [message]
         if messages:
             self._counts.messages_received += len(messages)
             self._counts.bytes_received += sum(map(len, messages))
@@ -69,12 +82,14 @@ class Stream(asyncio.Protocol):
         size_bytes = len(payload)
         transport = self._transport
         if transport is None or transport.is_closing():
-            result = SendResult.UNREACHABLE
-        elif transport.get_write_buffer_size() + size_bytes + PREFIX_BYTES > self._limits.queue_bytes_max:
-            result = SendResult.FULL
+            result = UNREACHABLE
         else:
-            transport.write(prefix_length(payload))
-            result = SendResult.SENT
+            queued_bytes = transport.get_write_buffer_size()
+            if queued_bytes + size_bytes + PREFIX_BYTES > self._limits.queue_bytes_max:
+                result = FULL
+            else:
+                self._write(transport, prefix_length(payload), queued_bytes)
+                result = SENT
         self._counts.count_send(result, size_bytes)
         return result
 
@@ -90,6 +105,17 @@ class Stream(asyncio.Protocol):
         """Drop what is queued and close."""
         if self._transport is not None:
             self._transport.abort()
+
+    def _write(self, transport: asyncio.Transport, framed: bytes, queued_bytes: int) -> None:
+        """Straight into the socket while nothing is queued before it: the event loop would write at its turn's end."""
+        if not queued_bytes:
+            try:
+                framed = framed[os.write(self._descriptor, framed) :]
+            except OSError:
+                pass  # No room, or no peer: the event loop waits for the one and finds out about the other.
+            if not framed:
+                return
+        transport.write(framed)
 
     def _end(self, cause: str) -> None:
         """Tell the endpoint that this connection is over, unless it was told or does not want to know."""

@@ -83,6 +83,9 @@ def test_what_a_group_leaves_out_is_derived_from_the_rest(given: dict[str, int],
         (lambda: WorkerConfig(rank=0, listen="ipc:///" + "x" * 107), "listen"),
         (lambda: WorkerConfig(rank=0, coordinators=[]), "coordinators"),
         (lambda: WorkerConfig(rank=0, coordinators=["ipc:///a", "ipc:///a"]), "coordinators"),
+        (lambda: WorkerConfig(rank=0, coordinators=["unix:///a", "ipc:///a"]), "coordinators"),
+        (lambda: WorkerConfig(rank=0, coordinators=["unix://a"]), "coordinators"),
+        (lambda: CoordinatorConfig(bind=["unix:///" + "x" * 107]), "bind"),
         (lambda: WorkerConfig(rank=0, coordinators=["tcp://10.0.0.1:18500"]), "coordinators"),
         (lambda: WorkerConfig(rank=0, coordinators=["tcp://10.0.0.1:*"], insecure_tcp=True), "coordinators"),
         (lambda: CoordinatorConfig(bind=["udp://10.0.0.1:1"]), "bind"),
@@ -112,6 +115,8 @@ def test_a_configuration_that_cannot_work_is_refused_and_the_option_named(make: 
             curve_keys_dir="keys",
         ),
         lambda: WorkerConfig(rank=0, listen="ipc:///" + "x" * 106),
+        lambda: WorkerConfig(rank=0, listen="unix:///a", coordinators=["unix:///b", "ipc:///c"]),
+        lambda: CoordinatorConfig(bind=["unix:///a", "ipc:///b", "tcp://127.0.0.1:*"], insecure_tcp=True),
     ],
 )
 def test_what_can_work_is_accepted(make: Any) -> None:
