@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 
 from kvcoord.transport.framing import MessageSplitter, prefix_length
@@ -109,10 +110,9 @@ class Stream(asyncio.Protocol):
     def _write(self, transport: asyncio.Transport, framed: bytes, queued_bytes: int) -> None:
         """Straight into the socket while nothing is queued before it: the event loop would write at its turn's end."""
         if not queued_bytes:
-            try:
+            # No room, or no peer: the event loop waits for the one and finds out about the other.
+            with suppress(OSError):
                 framed = framed[os.write(self._descriptor, framed) :]
-            except OSError:
-                pass  # No room, or no peer: the event loop waits for the one and finds out about the other.
             if not framed:
                 return
         transport.write(framed)

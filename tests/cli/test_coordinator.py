@@ -9,14 +9,15 @@ import pytest
 from tests.cli.processes import call, end, finished, said, started
 
 
-def serving(folder: Path) -> tuple[str, ...]:
-    return ("coordinator", "--bind", f"ipc://{folder}/c.sock", "--http", "127.0.0.1:0", "--print-ready")
+def serving(folder: Path, scheme: str = "unix") -> tuple[str, ...]:
+    return ("coordinator", "--bind", f"{scheme}://{folder}/c.sock", "--http", "127.0.0.1:0", "--print-ready")
 
 
-def test_it_says_when_it_serves_and_answers_at_once_on_every_port(tmp_path: Path) -> None:
-    with started(tmp_path, *serving(tmp_path)) as process:
+@pytest.mark.parametrize("scheme", ["unix", "ipc"])
+def test_it_says_when_it_serves_and_answers_at_once_on_every_port(scheme: str, tmp_path: Path) -> None:
+    with started(tmp_path, *serving(tmp_path, scheme)) as process:
         ready = said(process)
-        assert ready["addresses"] == [f"ipc://{tmp_path}/c.sock"]
+        assert ready["addresses"] == [f"{scheme}://{tmp_path}/c.sock"]
         for address in (*ready["addresses"], f"http://{ready['http']}"):
             asked = finished(tmp_path, "status", address, "--json")
             assert asked.returncode == 0, asked.stderr
@@ -40,9 +41,9 @@ def test_a_second_one_at_the_same_address_is_a_usage_error_in_one_line(tmp_path:
         second = finished(tmp_path, *serving(tmp_path))
         assert second.returncode == 2
         assert second.stderr.count("\n") == 1
-        assert f"ipc://{tmp_path}/c.sock" in second.stderr
+        assert f"unix://{tmp_path}/c.sock" in second.stderr
         assert "already in use" in second.stderr
-        assert finished(tmp_path, "status", f"ipc://{tmp_path}/c.sock").returncode == 0
+        assert finished(tmp_path, "status", f"unix://{tmp_path}/c.sock").returncode == 0
 
 
 def test_a_killed_one_is_followed_by_the_next_at_the_same_address(tmp_path: Path) -> None:
@@ -117,7 +118,7 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(tmp_path: P
 
 
 def test_a_worker_that_the_group_does_not_want_ends_with_code_3_and_says_why(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/c.sock"
+    address = f"unix://{tmp_path}/c.sock"
     shared = ("--http", "none", "--set", f"coordinators={address}", "--set", f"listen=ipc://{tmp_path}/{{rank}}.sock")
     shape = ("--set", "group.world_size=2", "--set", "host_pages=4", "--set", "device_pages=4")
     with (

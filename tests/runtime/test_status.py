@@ -53,8 +53,9 @@ async def worker(address: str, body: bytes) -> AsyncIterator[None]:
         await listener.close(0)
 
 
-async def test_a_coordinator_answers_on_its_socket(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/c.sock"
+@pytest.mark.parametrize("scheme", ["unix", "ipc"])
+async def test_a_coordinator_answers_on_its_socket(scheme: str, tmp_path: Path) -> None:
+    address = f"{scheme}://{tmp_path}/c.sock"
     async with coordinator(bind=[address]) as opened:
         seen = await ask(address, 5.0)
     assert isinstance(seen, CoordinatorSnapshot)
@@ -94,8 +95,16 @@ async def test_the_http_port_shows_health_readiness_metrics_and_configuration(tm
     assert f"bind: ['ipc://{tmp_path}/c.sock']" in answers["config"]
 
 
-async def test_a_worker_answers_on_its_socket(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/rank3.sock"
+async def test_one_coordinator_answers_over_every_transport_at_once(tmp_path: Path) -> None:
+    addresses = [f"unix://{tmp_path}/u.sock", f"ipc://{tmp_path}/i.sock", "tcp://127.0.0.1:*"]
+    async with coordinator(bind=addresses, insecure_tcp=True) as opened:
+        seen = [await ask(address, 5.0, insecure_tcp=True) for address in opened.addresses]
+        assert {snapshot.incarnation for snapshot in seen} == {f"{opened.incarnation:010x}"}
+
+
+@pytest.mark.parametrize("scheme", ["unix", "ipc"])
+async def test_a_worker_answers_on_its_socket(scheme: str, tmp_path: Path) -> None:
+    address = f"{scheme}://{tmp_path}/rank3.sock"
     async with worker(address, msgspec.json.encode(WORKER)):
         assert await ask(address, 5.0) == WORKER
 
