@@ -58,6 +58,7 @@ class NodeConnection:
         self._on_batch, self._on_connected = on_batch, on_connected
         self._on_lost, self._on_absent = on_lost, on_absent
         self._limits, self._guard = limits, guard
+        self._message_bytes_max = limits.message_bytes_max
         self._loop = asyncio.get_running_loop()
         self._counts = LinkStatistics()
         self._presence = Presence(address, limits.connect_timeout_s)
@@ -80,8 +81,9 @@ class NodeConnection:
 
     def send(self, payload: bytes) -> SendResult:
         """As `link.Connection.send`."""
-        check_message_size(payload, self._limits.message_bytes_max)
-        channel, counts = self._channel, self._counts
+        size_bytes, channel, counts = len(payload), self._channel, self._counts
+        if size_bytes > self._message_bytes_max:
+            check_message_size(payload, self._message_bytes_max)
         result = UNREACHABLE
         if channel is not None and self._presence.present:
             result = channel.send(prefix_length(payload))
@@ -89,9 +91,9 @@ class NodeConnection:
                 self._watch(channel)
         if result is SENT:
             counts.messages_sent += 1
-            counts.bytes_sent += len(payload)
+            counts.bytes_sent += size_bytes
         else:
-            counts.count_send(result, len(payload))
+            counts.count_send(result, size_bytes)
         return result
 
     def statistics(self) -> LinkStatistics:
