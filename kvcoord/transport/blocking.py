@@ -4,13 +4,13 @@ A message costs one system call to send and one to receive. One thread uses a co
 """
 
 import socket
-import struct
 import time
 from collections import deque
 from typing import NoReturn
 
 from kvcoord.errors import DeadlineExceeded, PeerUnavailable
 from kvcoord.transport.address import parse_socket_path
+from kvcoord.transport.channel import timeval
 from kvcoord.transport.framing import MessageSplitter, prefix_length
 from kvcoord.transport.link import LinkLimits, LinkStatistics, SendResult, check_message_size
 
@@ -40,7 +40,7 @@ class BlockingUnixConnection:
             raise
         # The kernel's own timeouts: Python's would add one poll before each call.
         self._socket.settimeout(None)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(limits.send_timeout_s))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(limits.send_timeout_s))
         self._counts.peers_connected = 1
 
     @property
@@ -122,7 +122,7 @@ class BlockingUnixConnection:
         if remaining_s < _TIMEOUT_SHORTEST_S:
             flags = socket.MSG_DONTWAIT
         elif remaining_s != self._receive_timeout_s:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(remaining_s))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(remaining_s))
             self._receive_timeout_s = remaining_s
         try:
             chunk = sock.recv(_RECEIVE_BYTES, flags)
@@ -141,9 +141,3 @@ class BlockingUnixConnection:
         if self._socket is not None:
             self._counts.peers_lost += 1
             self.close()
-
-
-def _timeval(seconds: float) -> bytes:
-    """`struct timeval`, at least a microsecond: zero would mean for ever."""
-    whole, micros = divmod(max(round(seconds * 1e6), 1), 1_000_000)
-    return struct.pack("ll", whole, micros)

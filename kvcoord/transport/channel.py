@@ -19,8 +19,9 @@ SKIP_FACTOR: Final = 4
 _RECEIVE_BYTES: Final = 64 << 10
 _AT_ONCE: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _TIMEOUT_SHORTEST_S: Final = 1e-6
-_EARLIEST: Final = 0.67
 _EARLY: Final = 0.8
+_EARLIEST: Final = 0.67
+"""Parts of the time asked for: a timeout is set to the one, and serves for later waits until it is below the other."""
 
 
 class Channel:
