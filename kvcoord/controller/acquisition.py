@@ -20,6 +20,21 @@ from kvcoord.protocol.local import NO_SLOT
 class Acquisition:
     """From `look` until it is answered. `slots` and `tail_slots`, one list for each pool, have holes until `fill`."""
 
+    __slots__ = (
+        "_pages_new",
+        "_state",
+        "call",
+        "copies_open",
+        "error",
+        "landed",
+        "lease",
+        "new",
+        "operation",
+        "shared",
+        "slots",
+        "tail_slots",
+    )
+
     def __init__(self, state: CacheState, call: Call, lease: Lease, operation: Operation, landed: bool) -> None:
         self.call = call
         self.lease = lease
@@ -32,6 +47,7 @@ class Acquisition:
         self.copies_open = 0
         self.error = ""
         self._state = state
+        self._pages_new = len(lease.keys) - lease.first_new
 
     @property
     def pages_missing(self) -> int:
@@ -39,14 +55,12 @@ class Acquisition:
         return self.operation.pages + self._pages_new
 
     @property
-    def tails_missing(self) -> list[int]:
+    def tails_missing(self) -> Sequence[int]:
         """The same in each pool that keeps only ends."""
+        if not self._state.tree.hybrid:
+            return ()
         new = self._state.pools.ends(self._pages_new)
         return [load + compute for load, compute in zip(self.operation.tail_counts, new, strict=True)]
-
-    @property
-    def _pages_new(self) -> int:
-        return len(self.lease.keys) - self.lease.first_new
 
     def reserve(self) -> Refusal | None:
         """Slots for the pages to load and the new ones: both or none."""
@@ -59,7 +73,7 @@ class Acquisition:
         for held in (load, new):
             if isinstance(held, Reservation):
                 held.abort()
-        needed = [self.pages_missing] * pools.page_pools + self.tails_missing
+        needed = [self.pages_missing] * pools.page_pools + [*self.tails_missing]
         short = [count - pool.free_count for pool, count in zip(pools.device, needed, strict=True)]
         return Refusal(op.id, {pool.name: by for pool, by in zip(pools.device, short, strict=True) if by > 0})
 
@@ -74,6 +88,8 @@ class Acquisition:
                 held[first : first + count] = pool[at : at + count]
                 at += count
             held.extend(new)
+        if not self.tail_slots:
+            return
         ends = zip(self.tail_slots, op.tails, loaded[pools.page_pools :], own[pools.page_pools :], strict=True)
         for held, positions, pool, new in ends:
             for at, slot in zip(positions, pool, strict=True):
@@ -90,7 +106,7 @@ class Acquisition:
                     held.extend(more)
             else:
                 self._place_host(segment, transfers)
-        if tree.tails:
+        if tree.hybrid:
             self._place_tails(transfers)
 
     def _place_host(self, segment: Segment, transfers: Transfers) -> None:
@@ -134,7 +150,7 @@ def look(state: CacheState, transfers: Transfers, keys: list[PageKey], call: Cal
     lease.first_new = match.pages
     lease.device_pages, lease.host_pages = match.device_pages, match.host_pages
     to_load = unloaded(state, keys, match.segments)
-    tails = _tails_unloaded(state, keys, match.pages)
+    tails = _tails_unloaded(state, keys, match.pages) if state.tree.hybrid else ()
     kind = OperationKind.LOAD_BACK if to_load or any(tails) else OperationKind.ALLOCATE
     op = Operation(kind, serial, 0, Tier.DEVICE, keys, to_load, tails)
     op.tick, op.path = state.tick, Path.IMMEDIATE

@@ -235,7 +235,7 @@ class Cache:
             state.pools.hand_over(Tier.DEVICE, kept, INDEX, lease.owner)
             lease.own = kept
             lease.pins.append(state.tree.pin(lease.keys, lease.first_new, count, Tier.DEVICE))
-            if state.tree.tails:
+            if state.tree.hybrid:
                 lease.tail_pins.append(state.tree.tails.pin(Tier.DEVICE, lease.keys, ends))
         self.writes.write_through(lease.keys, lease.tick, lease.write_asked, call, deferred=deferred)
 
@@ -243,7 +243,7 @@ class Cache:
         """Publishes the last pages of a path on the device. Returns the slots that the index does not take."""
         tree, page_pools = self.state.tree, self.state.pools.page_pools
         kept = tree.insert(keys, len(keys) - len(slots[0]), slots[:page_pools], tick)
-        if tree.tails:
+        if tree.hybrid:
             kept += tree.publish_tails(Tier.DEVICE, keys, self._ends(keys, slots), tuple(slots[page_pools:]), tick)
         return kept
 

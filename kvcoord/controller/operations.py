@@ -5,6 +5,7 @@ VOTED --commit--> COPYING --all landed--> (ended)
   +--abort--> (ended)+--retract--> RETRACTED --drained--> (ended)
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from kvcoord.controller.leases import Lease
@@ -59,6 +60,7 @@ class Operation:
         "source_doubtful",
         "source_slots",
         "spare",
+        "tail_counts",
         "tail_pins",
         "tails",
         "tick",
@@ -83,6 +85,8 @@ class Operation:
         self.keys = keys
         self.runs = runs
         self.tails = tails
+        self.tail_counts: Sequence[int] = [len(positions) for positions in tails] if tails else ()
+        """Slots that it takes in each pool that keeps only ends."""
         self.pages = sum(count for _, count in runs)
         self.phase = Phase.VOTED
         self.path = Path.VOTED
@@ -115,14 +119,9 @@ class Operation:
         return bool(self.pages) or any(self.tails)
 
     @property
-    def tail_counts(self) -> list[int]:
-        """Slots that it takes in each pool that keeps only ends."""
-        return [len(positions) for positions in self.tails]
-
-    @property
     def extent(self) -> str:
         """How much it moves, for the digest."""
-        return "+".join(map(str, (self.pages, *self.tail_counts)))
+        return "+".join(map(str, (self.pages, *self.tail_counts))) if self.tails else str(self.pages)
 
     def page_keys(self) -> list[PageKey]:
         """The keys of the pages that it moves."""

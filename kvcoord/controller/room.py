@@ -43,8 +43,8 @@ class Room:
         state = self._state
         consensus, tree = state.consensus, state.tree
         short = pages - consensus.available(tier)
-        tails_short = self._tails_short(tier, tails)
-        if short <= 0 and not at_least and not any(tails_short) and not any(tails_at_least):
+        tails_short = self._tails_short(tier, tails) if tree.hybrid else ()
+        if short <= 0 and not at_least and not (tree.hybrid and any((*tails_short, *tails_at_least))):
             return True
         pins = [tree.pin(keys, first, count, tier) for first, count in tree.resident(keys, tier)]
         tail_pin = tree.tails.pin_there(tier, keys, tree.tails.ends(len(keys)))
@@ -64,7 +64,7 @@ class Room:
         for pin in pins:
             tree.unpin(pin)
         tree.tails.unpin(tail_pin)
-        return consensus.available(tier) >= pages and not any(self._tails_short(tier, tails))
+        return consensus.available(tier) >= pages and not (tree.hybrid and any(self._tails_short(tier, tails)))
 
     def evict(self, tier: Tier, pages: int) -> int:
         """Evicts up to `pages` pages because the engine asks for it. Returns how many went."""
@@ -76,12 +76,11 @@ class Room:
     def shortfall(self, tier: Tier, pages: int, tails: Sequence[int]) -> tuple[Reason, dict[PoolName, int]]:
         """Why so much is not covered: the reason of an abort, and what is missing by pool."""
         missing = pages - self._state.consensus.available(tier)
-        return self._state.pools.shortfall(tier, missing, self._tails_short(tier, tails))
+        tails_missing = self._tails_short(tier, tails) if self._state.tree.hybrid else ()
+        return self._state.pools.shortfall(tier, missing, tails_missing)
 
     def _tails_short(self, tier: Tier, tails: Sequence[int]) -> list[int]:
         """Tails that are not covered, 0 where all are."""
-        if not self._state.pools.windows:
-            return []
         available = self._state.consensus.available_tails(tier)
         return [max(0, count - free) for count, free in zip(tails or [0] * len(available), available, strict=True)]
 

@@ -63,15 +63,15 @@ class TierPools:
 
     def ends(self, pages: int) -> tuple[int, ...]:
         """The tails of a sequence of `pages` pages."""
-        return tuple([min(window, pages) for window in self.windows])
+        return tuple([min(window, pages) for window in self.windows]) if self.windows else ()
 
     def reserve(self, tier: Tier, pages: int, owner: str, tails: Sequence[int] = ()) -> Reservation | Refusal:
         """Slots for whole pages and for these tails: in every pool of the tier, or the shortfall per pool."""
         pools = self.of(tier)
-        wanted = [(pool, pages) for pool in pools[: self.page_pools]]
-        if self.windows:
-            wanted += zip(pools[self.page_pools :], tails or [0] * len(self.windows), strict=True)
-        return reserve(wanted, owner)
+        if not self.windows:
+            return reserve([(pool, pages) for pool in pools], owner)
+        counts = [pages] * self.page_pools + list(tails or [0] * len(self.windows))
+        return reserve(list(zip(pools, counts, strict=True)), owner)
 
     def slots(self, tier: Tier, reservation: Reservation) -> Slots:
         """A reservation's slots in pool order."""

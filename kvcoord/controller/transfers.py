@@ -10,9 +10,9 @@ from itertools import zip_longest
 
 from kvcoord.controller.effects import StartCopy
 from kvcoord.controller.operations import Operation, Phase
-from kvcoord.controller.state import CacheState, joined
+from kvcoord.controller.state import CacheState, InFlight, joined
 from kvcoord.controller.tiers import ENGINE, INDEX
-from kvcoord.domain import OperationId, OperationKind, Reason, Tier
+from kvcoord.domain import OperationId, OperationKind, PageKey, Reason, Tier
 from kvcoord.errors import InvariantBroken, UsageError
 from kvcoord.index.node import Slots
 from kvcoord.memory.reservation import ReservationState
@@ -34,19 +34,21 @@ class Transfers:
         """Keeps what the operation reads until it has ended: its pages, its tails, and the pages of these."""
         tree = self._state.tree
         op.pins = [tree.pin(op.keys, first, count, source) for first, count in op.runs]
-        op.source_slots = joined([pin.slots for pin in op.pins]) or self._state.pools.beside_pages(())
-        if tree.tails:
+        op.source_slots = joined([pin.slots for pin in op.pins])
+        if tree.hybrid:
+            of_pages = op.source_slots or self._state.pools.beside_pages(())
             op.pins += [tree.pin(op.keys, first, count, source) for first, count in op.pages_of_tails()]
             op.tail_pins = [tree.tails.pin(source, op.keys, op.tails)]
-            op.source_slots += op.tail_pins[0].slots
+            op.source_slots = of_pages + op.tail_pins[0].slots
 
     def claim(self, op: Operation) -> None:
         """From here on these pages are on their way to the tier: nobody else need bring them there."""
         in_flight = self._state.in_flight[op.tier]
         for position, key in enumerate(op.page_keys()):
             in_flight[key] = (op, position)
-        for tail_in_flight, keys in zip(self._state.tails_in_flight[op.tier], op.tail_keys(), strict=False):
-            tail_in_flight.update({key: (op, position) for position, key in enumerate(keys)})
+        if op.tails:
+            for tail_in_flight, keys in zip(self._state.tails_in_flight[op.tier], op.tail_keys(), strict=True):
+                tail_in_flight.update({key: (op, position) for position, key in enumerate(keys)})
 
     def commit(self, op: Operation) -> None:
         """COMMIT: starts this rank's copy. Before it, nothing was copied."""
@@ -188,16 +190,10 @@ class Transfers:
 
     def _disclaim(self, op: Operation) -> None:
         """Pages that another operation has claimed since stay claimed."""
-        in_flight = self._state.in_flight[op.tier]
-        for key in op.page_keys():
-            claimed = in_flight.get(key)
-            if claimed is not None and claimed[0] is op:
-                del in_flight[key]
-        for tail_in_flight, keys in zip(self._state.tails_in_flight[op.tier], op.tail_keys(), strict=False):
-            for key in keys:
-                claimed = tail_in_flight.get(key)
-                if claimed is not None and claimed[0] is op:
-                    del tail_in_flight[key]
+        _drop_claims(self._state.in_flight[op.tier], op, op.page_keys())
+        if op.tails:
+            for in_flight, keys in zip(self._state.tails_in_flight[op.tier], op.tail_keys(), strict=True):
+                _drop_claims(in_flight, op, keys)
 
     def _end(self, op: Operation) -> None:
         del self._state.operations[op.id]
@@ -214,7 +210,7 @@ class Transfers:
         for first, count in op.runs:
             with suppress(UsageError):
                 pools.free_slots(Tier.HOST, tree.retract_host(op.keys, first, count), INDEX)
-        if tree.tails:
+        if tree.hybrid:
             dropped = tuple(
                 [
                     [book.drop(key) for key in keys if key in book.pages and not book.pages[key].pins]
@@ -222,3 +218,10 @@ class Transfers:
                 ]
             )
             pools.free_slots(Tier.HOST, pools.beside_pages(dropped), INDEX)
+
+
+def _drop_claims(in_flight: InFlight, op: Operation, keys: list[PageKey]) -> None:
+    for key in keys:
+        claimed = in_flight.get(key)
+        if claimed is not None and claimed[0] is op:
+            del in_flight[key]

@@ -161,7 +161,7 @@ class Writes:
         What an earlier end has lost on the host stays lost: it would only push out ends that are in use.
         """
         tree = self._state.tree
-        if not tree.tails:
+        if not tree.hybrid:
             return ()
         there = {at for first, count in [*tree.resident(keys, Tier.HOST), *runs] for at in range(first, first + count)}
         ends = zip(tree.tails.ends(len(keys)), tree.tails.ends(sum(runs[-1]) if runs else 0), strict=True)

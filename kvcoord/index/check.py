@@ -25,7 +25,7 @@ def check_tree(root: Node, books: tuple[TierIndex, TierIndex]) -> None:
 
 def check_tails(root: Node, tails: Tails) -> None:
     """Raises InvariantBroken when a page has a slot in a pool of ends without being there, or its book is wrong."""
-    if not tails:
+    if not tails.windows:
         return
     for number, tier in enumerate(TIERS):
         depths = {

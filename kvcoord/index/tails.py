@@ -171,14 +171,11 @@ class TailPin:
 
 
 class Tails:
-    """The pools of both tiers that keep only ends, in the group's order. False when there are none."""
+    """The pools of both tiers that keep only ends, in the group's order."""
 
     def __init__(self, windows: Sequence[int], order: EvictionOrder) -> None:
         self.windows = tuple(windows)
         self._tiers = tuple([tuple(_books(self.windows, order, tier)) for tier in range(len(TIERS))])
-
-    def __bool__(self) -> bool:
-        return bool(self.windows)
 
     @property
     def digest(self) -> int:
@@ -195,21 +192,20 @@ class Tails:
 
     def usable(self, keys: Sequence[PageKey], limit: int) -> int:
         """The longest prefix of at most `limit` pages whose end has its slots, each on either tier."""
+        pools = [(device.window, device.pages, host.pages) for device, host in zip(*self._tiers, strict=True)]
         prefix = limit
         while prefix:
-            # Every prefix from the lowest page that is missing on, up to this one, needs that page too.
-            shorter = min([self._hole(number, keys, prefix) for number in range(len(self.windows))], default=prefix)
+            shorter = prefix
+            for window, device, host in pools:
+                for at in range(max(0, prefix - window), shorter):
+                    key = keys[at]
+                    if key not in device and key not in host:
+                        # Every prefix from this page on, up to the one looked at, needs this page too.
+                        shorter = at
+                        break
             if shorter == prefix:
                 break
             prefix = shorter
-        return prefix
-
-    def _hole(self, number: int, keys: Sequence[PageKey], prefix: int) -> int:
-        """The first page of the end of this prefix that has no slot in the pool, `prefix` when all have."""
-        device, host = (books[number].pages for books in self._tiers)
-        for at in self.ends(prefix)[number]:
-            if keys[at] not in device and keys[at] not in host:
-                return at
         return prefix
 
     def to_load(self, keys: Sequence[PageKey], prefix: int) -> Positions:

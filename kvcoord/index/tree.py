@@ -43,11 +43,14 @@ class RadixTree:
         self._device = TierIndex(0, device_pools, order)
         self._host = TierIndex(1, host_pools, order)
         self.tails = Tails(windows, order)
+        self.hybrid = bool(windows)
+        """Whether there are such pools: all that they cost is behind this."""
 
     @property
     def digest(self) -> int:
         """64 bits over the published (page key, tier) pairs; slots and use do not enter. O(pools)."""
-        return (self._device.digest + self._host.digest + self.tails.digest) & DIGEST_MASK
+        pages = self._device.digest + self._host.digest
+        return (pages + self.tails.digest if self.hybrid else pages) & DIGEST_MASK
 
     @property
     def run_count(self) -> int:
@@ -98,8 +101,9 @@ class RadixTree:
                 number = here
                 runs.append((here, start, tuple([pool[:shared] for pool in held])))
         segments = [Segment(TIERS[here], first, len(slots[0]), slots) for here, first, slots in runs]
-        match = Match(counts[0], counts[1], segments)
-        return self._with_ends(keys, match) if self.tails else match
+        if self.hybrid:
+            return self._with_ends(keys, Match(counts[0], counts[1], segments))
+        return Match(counts[0], counts[1], segments)
 
     def unbacked(self, keys: Sequence[PageKey], hits_min: int = 0) -> list[tuple[int, int]]:
         """What a write policy would copy: (first, count) of the pages of the path that are on the device, not on the
@@ -125,7 +129,7 @@ class RadixTree:
 
         Recency and priority only grow: the larger of the old and the new value stands.
         """
-        if self.tails:
+        if self.hybrid:
             keys = keys[: self.match(keys).pages]
             self.tails.touch(keys, tick, priority)
         touched = 0
@@ -243,7 +247,7 @@ class RadixTree:
         victims = books.select(count)
         for number, victim in enumerate(victims):
             slots = self._retract(books, victim.path, victim.first, victim.count)
-            if self.tails:
+            if self.hybrid:
                 victims[number] = Victim(victim.path, victim.first, slots)
         return victims
 
@@ -311,7 +315,7 @@ class RadixTree:
             if not node.resident:
                 node.forget_use()
         tidy(nodes, first)
-        return slots + self.tails.drop(TIERS[books.number], keys[first:end]) if self.tails else slots
+        return slots + self.tails.drop(TIERS[books.number], keys[first:end]) if self.hybrid else slots
 
     def _with_ends(self, keys: Sequence[PageKey], match: Match) -> Match:
         """The part of a match that is usable with what the pools of ends have. From the first page on of whose end
