@@ -43,7 +43,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     fault_kinds: tuple[str, ...] = ()
     """Only these. Empty: all there are."""
     hybrid: bool | None = None
-    """Pools that keep only ends, which need lockstep. Without them a seed's world is what it is otherwise."""
+    """Pools that keep only ends, in lockstep. They are drawn apart: a seed without them has the world it always had."""
     decisions_kept_max: int | None = None
     steps: int = 40
     fault_s: float = 15.0
