@@ -11,7 +11,7 @@ from kvcoord.domain import Agreement, Reason, Tier
 from kvcoord.errors import UsageError
 from kvcoord.protocol.codec import Decoder, encode
 from kvcoord.protocol.local import Agree, Calls, FromEngine, split_keys
-from tests.client.values import INFO, TWO_POOLS, A, B
+from tests.client.values import HYBRID, INFO, TWO_POOLS, A, B
 
 
 def vote(**fields: object) -> Agree:
@@ -37,6 +37,7 @@ BAD: list[tuple[str, Callable[[], object]]] = [
     ("device_slots", lambda: arguments.slots_of([], TWO_POOLS)),
     ("device_slots", lambda: arguments.slots_of([[1, 2], [3]], TWO_POOLS)),
     ("device_slots", lambda: arguments.slots_of([1, 2], INFO, 1)),
+    ("device_slots", lambda: arguments.slots_of([[1, 2], [4]], HYBRID)),
     ("count", lambda: arguments.count_of("count", -1, "fix")),
     ("count", lambda: arguments.count_of("count", 2**60, "fix")),
     ("count", lambda: arguments.count_of("count", 1.0, "fix")),  # type: ignore[arg-type]
@@ -73,6 +74,7 @@ def test_slots_of_one_pool_may_be_a_plain_list() -> None:
     assert arguments.slots_of((1, 2), INFO) == [[1, 2]]
     assert arguments.slots_of([], INFO) == [[]]
     assert arguments.slots_of([[1, 2], (3, 4)], TWO_POOLS) == [[1, 2], [3, 4]]
+    assert arguments.slots_of([[1, 2, 15], [3]], HYBRID) == [[1, 2, 15], [3]]
 
 
 def test_slots_are_copied_so_that_the_caller_may_change_its_own() -> None:

@@ -1,5 +1,7 @@
 """A group, its keys and its answers, as the tests of the client use them."""
 
+import msgspec
+
 from kvcoord.domain import Aborted, Committed, Path, Reason
 from kvcoord.protocol.local import Acquired, Opened
 
@@ -18,6 +20,8 @@ INFO = Opened(
     lockstep=True,
 )
 TWO_POOLS = Opened("g", 1, 4, 1, ["kv", "index"], [64, 8], [3, 2], ["bfloat16", "int8"], 16, 32, 16, True)
+HYBRID = msgspec.structs.replace(TWO_POOLS, pools=["kv", "state"], windows=[0, 1], device_slots=[16, 4])
+"""The second pool keeps one state a sequence, and has four slots."""
 
 A, B, C = bytes([1]) * 16, bytes([2]) * 16, bytes([3]) * 16
 
