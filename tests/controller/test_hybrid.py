@@ -169,6 +169,25 @@ def test_a_load_that_fails_on_one_rank_takes_pages_and_ends_back_everywhere() ->
         assert all(pool.free_count == pool.capacity for pool in worker.cache.state.pools.host)
 
 
+def test_an_end_that_one_rank_cannot_load_is_dropped_and_its_pages_stay() -> None:
+    cluster = HybridCluster(2, 40, 40)
+    cluster.serve(PATH)
+    evict_tails(cluster, Tier.DEVICE, PATH[7], 1)
+    cluster.held = {0, 1}
+    lease = cluster.acquire(PATH, landed=False)[0]
+    cluster.copy_ended(0, Reason.COPY_FAILED)
+    cluster.copy_ended(1)
+    cluster.held = set()
+    cluster.ask(Release(lease.lease))
+    cluster.settle()
+    assert cluster.matched(PATH) == (0, 0)
+    for worker in cluster.workers:
+        tree = worker.cache.state.tree
+        assert (tree.pages(Tier.DEVICE), tree.pages(Tier.HOST)) == (8, 8)
+        assert [tree.tails.counts(tier) for tier in Tier] == [[3, 0], [3, 0]]
+    cluster.check()
+
+
 def test_ends_go_before_pages_and_the_pages_stay() -> None:
     """The state pool holds two sequences: the third one pushes out the oldest end, and no page."""
     cluster = HybridCluster(2, 40, 40, device_states=2, host_states=2)

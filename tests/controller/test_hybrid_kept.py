@@ -82,6 +82,15 @@ def test_the_usable_prefix_is_the_minimum_over_pools_and_ranks_and_the_rest_is_f
     check(lives)
 
 
+def test_pages_of_another_model_leave_no_end_behind() -> None:
+    lives = warm()
+    lives.next_life(lives.bequests(), "another")
+    lives.advance()
+    for worker in lives.workers:
+        assert all(pool.free_count == pool.capacity for pool in worker.cache.state.pools.host)
+    check(lives)
+
+
 def test_what_is_agreed_comes_in_portions_too() -> None:
     lives = Lives(2, 40, 40, pools_by_rank=[pools(), pools()], limits={"pages_per_operation_max": 6})
     for path in PATHS:
