@@ -19,7 +19,7 @@ from kvcoord.simulation.variants import VARIANTS
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 FRESH_SEEDS = 200
-BATCHES = 8
+BATCHES = 20
 
 FIRST_KINDS = tuple(kind.value for kind in FaultKind if kind is not FaultKind.HANG_COPIES)
 """What there was when the seeds below were found: another list would draw other faults for them."""
