@@ -42,6 +42,8 @@ class ProcessGroup:
         self.timeouts = PATIENT
         self.children = Children(keep_errors=True)
         self.running: dict[str, Child] = {}
+        self._options: dict[int, dict[str, Any]] = {}
+        self._variables: dict[int, Mapping[str, str]] = {}
         self.ready: dict[str, Ready] = {}
 
     async def __aenter__(self) -> Self:
@@ -67,6 +69,13 @@ class ProcessGroup:
         self.timeouts = msgspec.structs.replace(self.timeouts, **timeouts)
         return self
 
+    def equip(self, rank: int, *, variables: Mapping[str, str] | None = None, **options: Any) -> Self:
+        """What the worker of this rank is started with, besides what it is given then."""
+        self._options[rank] = options
+        if variables is not None:
+            self._variables[rank] = variables
+        return self
+
     async def coordinator(self, index: int = 0) -> None:
         """Starts one coordinator of the list."""
         config = CoordinatorConfig(
@@ -78,8 +87,8 @@ class ProcessGroup:
         )
         await self._start(f"c{index}", "coordinator", config)
 
-    async def worker(self, rank: int, variables: Mapping[str, str] | None = None, **options: Any) -> None:
-        """Starts the worker of one rank, with more variables in its environment."""
+    async def worker(self, rank: int, **options: Any) -> None:
+        """Starts the worker of one rank."""
         settings = {
             "group": self.group,
             "rank": rank,
@@ -91,9 +100,11 @@ class ProcessGroup:
             "recorder_dir": str(self.folder),
             "timeouts": self.timeouts,
             "log_level": LogLevel.ERROR,
+            **self._options.get(rank, {}),
             **options,
         }
-        await self._start(f"r{rank}", "worker", msgspec.convert(msgspec.to_builtins(settings), WorkerConfig), variables)
+        config = msgspec.convert(msgspec.to_builtins(settings), WorkerConfig)
+        await self._start(f"r{rank}", "worker", config, self._variables.get(rank))
 
     def address(self, rank: int) -> str:
         """Where the engine of this rank finds its worker."""

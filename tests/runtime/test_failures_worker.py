@@ -177,10 +177,8 @@ async def test_a_worker_stopped_while_copying_or_after_it_keeps_what_was_written
 async def test_without_lockstep_a_copy_that_does_not_end_in_time_is_retracted_on_all_and_leaks_nothing(
     tmp_path: Path,
 ) -> None:
-    group = ProcessGroup(tmp_path, 2, lockstep=False).limit(copy_timeout_s=0.5)
+    group = ProcessGroup(tmp_path, 2, lockstep=False).limit(copy_timeout_s=0.5).equip(1, copy_faults={"delay_s": 0.3})
     async with group, AsyncExitStack() as stack:
-        await group.kill("r1")
-        await group.worker(1, copy_faults={"delay_s": 0.3})
         a, b = [await stack.enter_async_context(Engine(group.address(rank))) for rank in range(2)]
         slots = [[0, 1, 2, 3]]
         calls = [engine.cache.write_through(KEYS, slots, operation="w1", deferred=True) for engine in (a, b)]
