@@ -102,6 +102,7 @@ class Options:
     storage_options: str | None = None
     file_storage_path: str | None = None
     prefetch_policy: str = "best_effort"
+    host_layout: str = "layer_first"
     attention_groups: tuple[Any, Any] = (None, None)
     kv_events: bool = False
     """Tell what is stored where, as routers ask for it."""
@@ -122,7 +123,7 @@ def _arguments(options: Options, groups: Groups) -> Any:
         hicache_size=0,
         hicache_write_policy=options.write_policy,
         hicache_io_backend="direct",
-        hicache_mem_layout="layer_first",
+        hicache_mem_layout=options.host_layout,
         hicache_storage_backend=options.storage,
         hicache_storage_backend_extra_config=options.storage_options,
         file_storage_path=options.file_storage_path,
@@ -162,9 +163,10 @@ class Engine:
         self.page_size = self.options.page_size
         groups = groups or Groups()
         arguments = _arguments(self.options, groups)
+        arguments._mamba_cache_chunk_size = self.page_size  # read from the model's files otherwise
         publish(arguments, role="test", ranks=SpawnRanks(world_rank=groups.rank))
-        self.kv = self._device_pool()
         self.requests = self._request_pool()
+        self.kv = self._device_pool()
         self.allocator = self._allocator()
         self.context = self._context(arguments, groups)
         self.cache: Any = create_tree_cache(self.context)
@@ -252,9 +254,17 @@ class Engine:
         """What hands out this rank's device slots, by pool."""
         return {KV: self.allocator}
 
+    def take_device(self, pool: str, slots: int) -> Any:
+        """Slots for something that is none of the cache's business. None: this rank has not so many."""
+        return self.device_allocators()[pool].alloc(slots)
+
     def host_pools(self) -> dict[str, Any]:
         """The host pools with slots of their own."""
         return {pool: self.host.get_pool(PoolName(pool)) for pool in self.device_allocators()}
+
+    def noise(self, pool: str, slots: int) -> int:
+        """How many slots of a pool correspond to so many tokens."""
+        return slots
 
     def sizes(self) -> tuple[int, ...]:
         """Device slots in the tree, evictable and locked."""
@@ -302,13 +312,7 @@ class Engine:
 
     def load_back(self, match: Any) -> tuple[int, int]:
         """Loads what a match has on the host. Returns loaded tokens and the last node on the device."""
-        request = types.SimpleNamespace(
-            rid="request",
-            last_node=match.last_device_node,
-            swa_host_hit_length=match.swa_host_hit_length,
-            mamba_host_hit_length=match.mamba_host_hit_length,
-            kv=types.SimpleNamespace(mamba_pool_idx=None),
-        )
+        request = self._loading_request(match)
         loaded = self.cache.init_load_back(
             InitLoadBackParams(
                 best_match_node=match.best_match_node, host_hit_length=match.host_hit_length, req=request
@@ -316,6 +320,16 @@ class Engine:
         )
         self.cache.ready_to_load_host_cache()
         return loaded  # type: ignore[no-any-return]
+
+    def _loading_request(self, match: Any) -> Any:
+        """What SGLang reads of a request that loads."""
+        return types.SimpleNamespace(
+            rid="request",
+            last_node=match.last_device_node,
+            swa_host_hit_length=match.swa_host_hit_length,
+            mamba_host_hit_length=match.mamba_host_hit_length,
+            kv=types.SimpleNamespace(mamba_pool_idx=None, holds_mamba=False),
+        )
 
     def evict(self, count: int) -> int:
         return int(self.cache.evict(EvictParams(num_tokens=count)).num_tokens_evicted)

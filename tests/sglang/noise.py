@@ -132,7 +132,7 @@ class DeviceNoise:
     def _change(self, slots: int) -> None:
         allocator = self._allocator
         if slots > 0:
-            taken = allocator.alloc(slots)
+            taken = self._engine.take_device(self._pool, slots)
             if taken is not None:
                 self._held.append(taken)
         elif slots < 0 and self._held:

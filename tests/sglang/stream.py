@@ -51,8 +51,14 @@ class Stream:
         self._running: list[tuple[Any, Any]] = []
         keeps = faults.keeps_promises
         self._noises: list[HostNoise | DeviceNoise] = [
-            *(HostNoise(engine, own, faults.host_noise, pool, keeps_promises=keeps) for pool in engine.host_pools()),
-            *(DeviceNoise(engine, own, faults.device_noise, pool) for pool in engine.device_allocators()),
+            *(
+                HostNoise(engine, own, engine.noise(pool, faults.host_noise), pool, keeps_promises=keeps)
+                for pool in engine.host_pools()
+            ),
+            *(
+                DeviceNoise(engine, own, engine.noise(pool, faults.device_noise), pool)
+                for pool in engine.device_allocators()
+            ),
         ]
         self._copies = SlowCopies(engine, lambda: own.randint(0, faults.copy_steps) if faults.copy_steps else 0)
 
@@ -89,7 +95,10 @@ class Stream:
         match = engine.match(tokens)
         loaded = 0
         node = match.last_device_node
-        if max(match.host_hit_length, match.swa_host_hit_length) > 0 and cache.has_free_load_back_slot():
+        if (
+            max(match.host_hit_length, match.swa_host_hit_length, match.mamba_host_hit_length) > 0
+            and cache.has_free_load_back_slot()
+        ):
             loaded, node = engine.load_back(match)
             self.report.loads += bool(loaded)
         start = match.device_prefix_len + loaded

@@ -99,7 +99,7 @@ def context(**values: Any) -> Any:
         ({"disable_radix_cache": True}, "leaves nothing to agree on"),
         ({"enable_hierarchical_cache": False}, "add --enable-hierarchical-cache"),
         ({"is_hybrid_swa": True, "full_tokens_per_layer": 0}, "no full attention"),
-        ({"is_hybrid_ssm": True}, "mamba"),
+        ({"is_hybrid_swa": True, "is_hybrid_ssm": True}, "mamba with a sliding window"),
         ({"enable_lmcache": True}, "has a cache of its own"),
         ({"disaggregation_mode": "decode"}, "disaggregation"),
     ],
@@ -109,8 +109,9 @@ def test_what_is_not_supported_is_refused_with_what_to_do(values: dict[str, Any]
         support.refuse_before_building(context(**values))
 
 
-def test_a_plain_engine_is_not_refused() -> None:
-    support.refuse_before_building(context())
+@pytest.mark.parametrize("values", [{}, {"is_hybrid_swa": True}, {"is_hybrid_ssm": True}])
+def test_an_engine_that_is_covered_is_not_refused(values: dict[str, Any]) -> None:
+    support.refuse_before_building(context(**values))
 
 
 def test_ranks_with_different_write_policies_are_refused_by_name() -> None:

@@ -3,66 +3,30 @@
 Where stock ranks part is played on the unmodified cache as well, which shows that the reproduction still reproduces.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-from sglang.srt.mem_cache.hicache_storage import PoolName
 
+from kvcoord.integrations.sglang.capacity import KV
+from kvcoord.integrations.sglang.components import WINDOW
 from tests.sglang.engine import KVCOORD, STOCK, Groups
 from tests.sglang.fleet import ALL, HOST, NONE, SEEDS, check, part, play
 from tests.sglang.hybrid import WINDOW_TOKENS, WindowEngine
+from tests.sglang.scenes import FIRST, SECOND, Scene, give_back, hold_device, hold_host, host_free, on_ranks
 from tests.sglang.stream import Faults
 from tests.sglang.test_retraction import TOKENS as RUNNING
 from tests.sglang.test_retraction import request
-from tests.sglang.world import Result, agree, run_ranks, values
-
-FIRST = list(range(1000, 1064))
-SECOND = list(range(2000, 2064))
-
-Scenario = Callable[[WindowEngine, Groups], Any]
-
-
-def on_ranks(scenario: Scenario, backend: str | None = KVCOORD, *, pp: bool = False, **options: Any) -> list[Result]:
-    """The scenario on both ranks of an engine."""
-
-    def on_rank(groups: Groups) -> Any:
-        engine = WindowEngine(groups, backend=backend, **options)
-        told = scenario(engine, groups)
-        engine.cache.sanity_check()
-        engine.close()
-        return told
-
-    return run_ranks(on_rank, tp=1 if pp else 2, pp=2 if pp else 1, limit_s=15.0 if backend is STOCK else 40.0)
-
-
-def hold_host(engine: WindowEngine, groups: Groups, left: int) -> Any:
-    """Something else takes rank 1's host slots for the window but for `left`."""
-    pool = engine.host_pools()["swa"]
-    return pool.alloc(pool.available_size() - left) if groups.rank == 1 else None
-
-
-def hold_device(engine: WindowEngine, groups: Groups, left: int) -> Any:
-    """The same on the device."""
-    allocator = engine.device_allocators()["swa"]
-    return allocator.alloc(allocator.available_size() - left) if groups.rank == 1 else None
-
-
-def host_free(engine: WindowEngine, held: Any = None) -> tuple[int, ...]:
-    """Free host slots of both pools, those that something else holds included."""
-    return engine.host.available_size(), engine.host.available_size(PoolName.SWA) + (0 if held is None else len(held))
-
+from tests.sglang.world import agree, run_ranks, values
 
 # --- where stock ranks part -------------------------------------------------------------------------------------------
 
 
 def written_where_it_fits(engine: WindowEngine, groups: Groups) -> Any:
-    held = hold_host(engine, groups, 8)
+    held = hold_host(engine, groups, WINDOW, 8)
     engine.insert(FIRST)
     engine.step(5)
-    if held is not None:
-        engine.host.free(held, pool=PoolName.SWA)
+    give_back(engine, WINDOW, held)
     engine.insert(SECOND)
     engine.step(6)
     return engine.evict(128), len(engine.cache.ongoing_write_through), engine.match(FIRST).host_hit_length
@@ -72,7 +36,7 @@ def loaded_where_it_fits(engine: WindowEngine, groups: Groups) -> Any:
     engine.insert(FIRST)
     engine.step(6)
     engine.evict(64)
-    held = hold_device(engine, groups, 8)
+    held = hold_device(engine, groups, WINDOW, 8)
     engine.step(3)
     loaded = engine.load_back(engine.match(FIRST))
     engine.step(6)
@@ -81,7 +45,7 @@ def loaded_where_it_fits(engine: WindowEngine, groups: Groups) -> Any:
 
 
 def demoted_where_it_fits(engine: WindowEngine, groups: Groups) -> Any:
-    hold_host(engine, groups, 8)
+    hold_host(engine, groups, WINDOW, 8)
     engine.step(3)
     engine.insert(FIRST)
     engine.step(3)
@@ -92,7 +56,7 @@ def backed_up_where_room_is_short(engine: WindowEngine, groups: Groups) -> Any:
     """The window of an inner node leaves the device. Only rank 1 lacks room to keep it on the host."""
     engine.insert(SECOND)
     engine.evict(64)
-    hold_host(engine, groups, 0)
+    hold_host(engine, groups, WINDOW, 0)
     engine.step(3)
     engine.insert(FIRST[:48])
     engine.match(FIRST[:48])
@@ -114,13 +78,13 @@ SCENARIOS = [
 
 
 @pytest.mark.parametrize(("scenario", "options"), SCENARIOS)
-def test_stock_ranks_still_part(scenario: Scenario, options: dict[str, Any]) -> None:
-    assert not agree(on_ranks(scenario, STOCK, **options))
+def test_stock_ranks_still_part(scenario: Scene, options: dict[str, Any]) -> None:
+    assert not agree(on_ranks(WindowEngine, scenario, STOCK, **options))
 
 
 @pytest.mark.parametrize(("scenario", "options"), SCENARIOS)
-def test_kvcoord_ranks_stay_together(scenario: Scenario, options: dict[str, Any]) -> None:
-    results = on_ranks(scenario, **options)
+def test_kvcoord_ranks_stay_together(scenario: Scene, options: dict[str, Any]) -> None:
+    results = on_ranks(WindowEngine, scenario, **options)
     assert agree(results), results
 
 
@@ -132,12 +96,16 @@ def test_a_reservation_takes_slots_of_both_pools_and_changes_nothing_else() -> N
         before = host_free(engine)
         engine.insert(FIRST)
         engine.step()
-        taken = tuple(old - new for old, new in zip(before, host_free(engine), strict=True))
-        return taken, engine.cache.is_backuped(engine.match(FIRST).last_device_node)
+        after = host_free(engine)
+        return (
+            before[KV] - after[KV],
+            before[WINDOW] - after[WINDOW],
+            engine.cache.is_backuped(engine.match(FIRST).last_device_node),
+        )
 
-    for taken, on_host in values(on_ranks(scenario)):
-        assert taken[0] == 64
-        assert WINDOW_TOKENS <= taken[1] <= 64
+    for kv, window, on_host in values(on_ranks(WindowEngine, scenario)):
+        assert kv == 64
+        assert WINDOW_TOKENS <= window <= 64
         assert not on_host
 
 
@@ -148,14 +116,14 @@ def test_a_reservation_that_fails_in_one_pool_holds_nothing_and_evicts_nothing()
         engine.insert(SECOND)
         engine.step(6)
         engine.evict(64)
-        held = hold_host(engine, groups, 0)
+        held = hold_host(engine, groups, WINDOW, 0)
         before = host_free(engine)
         engine.insert(FIRST)
         engine.step()
         reserved = before != host_free(engine)
         return reserved, engine.match(SECOND).host_hit_length, held is None
 
-    assert values(on_ranks(scenario)) == [(True, 64, True), (False, 64, False)]
+    assert values(on_ranks(WindowEngine, scenario)) == [(True, 64, True), (False, 64, False)]
 
 
 def test_a_shortage_of_window_slots_evicts_the_same_windows_on_both_ranks_and_commits() -> None:
@@ -163,13 +131,13 @@ def test_a_shortage_of_window_slots_evicts_the_same_windows_on_both_ranks_and_co
         engine.insert(SECOND)
         engine.step(6)
         engine.evict(64)
-        hold_host(engine, groups, 0)
+        hold_host(engine, groups, WINDOW, 0)
         engine.insert(FIRST)
         engine.step(8)
         first = engine.cache.is_backuped(engine.match(FIRST).last_device_node)
         return first, engine.match(SECOND).swa_host_hit_length, engine.locked()
 
-    assert values(on_ranks(scenario)) == [(True, 0, 0)] * 2
+    assert values(on_ranks(WindowEngine, scenario)) == [(True, 0, 0)] * 2
 
 
 def test_a_window_that_is_computed_again_is_written_without_the_kv_that_the_host_still_has() -> None:
@@ -177,8 +145,8 @@ def test_a_window_that_is_computed_again_is_written_without_the_kv_that_the_host
         engine.insert(FIRST)
         engine.step(6)
         engine.evict(64)
-        engine.cache.free_host("swa", 1000)
-        kv, _ = host_free(engine)
+        engine.cache.free_host(WINDOW, 1000)
+        kv = host_free(engine)[KV]
         lost = engine.match(FIRST).host_hit_length
         engine.insert(FIRST)
         engine.step(6)
@@ -186,9 +154,9 @@ def test_a_window_that_is_computed_again_is_written_without_the_kv_that_the_host
         engine.wipe()
         loaded, node = engine.load_back(engine.match(FIRST))
         engine.step(4)
-        return lost, loaded, engine.holds(node, FIRST), kv - host_free(engine)[0], engine.locked()
+        return lost, loaded, engine.holds(node, FIRST), kv - host_free(engine)[KV], engine.locked()
 
-    first, second = values(on_ranks(scenario))
+    first, second = values(on_ranks(WindowEngine, scenario))
     assert first == second
     assert first == (0, 64, True, WINDOW_TOKENS, 0)
 
@@ -206,7 +174,7 @@ def test_a_node_that_is_split_while_its_window_is_written_is_committed_in_all_it
         engine.step(3)
         return loaded, engine.holds(node, FIRST), engine.locked()
 
-    assert values(on_ranks(scenario)) == [(64, True, 0)] * 2
+    assert values(on_ranks(WindowEngine, scenario)) == [(64, True, 0)] * 2
 
 
 def test_a_load_makes_room_for_its_window_by_evicting_the_same_nodes_on_both_ranks() -> None:
@@ -218,13 +186,13 @@ def test_a_load_makes_room_for_its_window_by_evicting_the_same_nodes_on_both_ran
         engine.evict(64)
         engine.insert(SECOND)
         engine.step(6)
-        hold_device(engine, groups, 0)
+        hold_device(engine, groups, WINDOW, 0)
         engine.step(3)
         loaded, node = engine.load_back(engine.match(FIRST))
         engine.step(4)
         return loaded, engine.holds(node, FIRST), engine.sizes()
 
-    first, second = values(on_ranks(scenario))
+    first, second = values(on_ranks(WindowEngine, scenario))
     assert first == second
     assert first[:2] == (64, True)
 
@@ -234,11 +202,11 @@ def test_a_window_that_shrinks_behind_the_groups_back_is_named_on_every_rank() -
         engine.insert(FIRST)
         engine.step(6)
         engine.evict(64)
-        hold_device(engine, groups, 8)
+        hold_device(engine, groups, WINDOW, 8)
         engine.load_back(engine.match(FIRST))
         engine.step(6)
 
-    for result in on_ranks(scenario):
+    for result in on_ranks(WindowEngine, scenario):
         assert "Diverged" in result.error
         assert "load-back" in result.error
 
@@ -247,7 +215,7 @@ def test_a_window_that_shrinks_behind_the_groups_back_is_named_on_every_rank() -
 def test_a_retracted_request_is_kept_with_its_window_on_every_rank_or_on_none(left: int, kept: bool) -> None:
     def scenario(engine: WindowEngine, groups: Groups) -> Any:
         running = request(engine)
-        hold_host(engine, groups, left)
+        hold_host(engine, groups, WINDOW, left)
         engine.step(3)
         backup = engine.cache.backup_kv_cache(running)
         if backup is None:
@@ -260,7 +228,7 @@ def test_a_retracted_request_is_kept_with_its_window_on_every_rank_or_on_none(le
         right &= all(layer.holds(in_window, RUNNING[-WINDOW_TOKENS:]) for layer in engine.window_layers())
         return True, right
 
-    assert values(on_ranks(scenario)) == [(kept, True)] * 2
+    assert values(on_ranks(WindowEngine, scenario)) == [(kept, True)] * 2
 
 
 def test_a_reset_forgets_what_is_open_in_both_pools() -> None:
@@ -270,12 +238,12 @@ def test_a_reset_forgets_what_is_open_in_both_pools() -> None:
         engine.cache.reset()
         engine.allocator.clear()
         engine.step(3)
-        empty = host_free(engine) == (engine.host.size, engine.host_pools()["swa"].size)
+        empty = host_free(engine) == {pool: host.size for pool, host in engine.host_pools().items()}
         engine.insert(FIRST)
         engine.step(6)
         return empty, engine.cache.is_backuped(engine.match(FIRST).last_device_node), engine.locked()
 
-    assert values(on_ranks(scenario)) == [(True, True, 0)] * 2
+    assert values(on_ranks(WindowEngine, scenario)) == [(True, True, 0)] * 2
 
 
 # --- random streams ---------------------------------------------------------------------------------------------------

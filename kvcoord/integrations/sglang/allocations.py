@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
 from kvcoord.errors import InvariantBroken
 from kvcoord.integrations.sglang.capacity import KV, Capacity
-from kvcoord.integrations.sglang.components import WINDOW, Pools
+from kvcoord.integrations.sglang.components import COMPONENTS, STATE, WINDOW, Pools
 
 Allocate = Callable[[int], Any]
 """So many slots, or None."""
@@ -25,11 +26,31 @@ def watch(cache: Any, pools: Pools, capacity: Capacity) -> None:
         entry.device_alloc_fn = guard.agreed(WINDOW, entry.device_alloc_fn)
     else:
         allocator.available_size = capacity.device_available
+    if STATE in pools.names:
+        states = cache.req_to_token_pool.mamba_allocator
+        states._do_alloc = guard.agreed(STATE, states._do_alloc)
+        states.available_size = lambda: capacity.device_available(STATE)
     controller.load = guard.load(controller.load)
 
 
+def has_state_for(cache: Any, capacity: Capacity, node: int, request: Any) -> bool:
+    """May this request load this node? SGLang takes a state for the request first, and cannot be refused one.
+
+    False: no rank has one, whatever is evicted.
+    """
+    if request is None or request.kv.holds_mamba:
+        return True
+    if not cache.tree_core.component_has_host_value_only(node, COMPONENTS[STATE]):
+        return True
+    if not capacity.device_available(STATE):
+        lock = cache.inc_lock_ref(node).to_dec_params()
+        cache.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
+        cache.dec_lock_ref(node, lock)
+    return capacity.device_available(STATE) > 0
+
+
 class _Guard:
-    """The device slots of a load-back.
+    """The device slots of a load-back, and the states of requests.
 
     SGLang evicts when an allocation is refused and asks once more. Both follow from the agreed capacity, so that all
     ranks evict, and then go on or give up, together.
@@ -46,7 +67,7 @@ class _Guard:
                 return None
             taken = allocate(slots)
             if taken is None:
-                broken_promise(f"load-back to device.{pool}", slots)
+                broken_promise(f"allocation from device.{pool}", slots)
             return taken
 
         return allocated

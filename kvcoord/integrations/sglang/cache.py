@@ -20,7 +20,7 @@ from kvcoord.integrations.sglang.agreement import Agreement, join
 from kvcoord.integrations.sglang.allocations import broken_promise
 from kvcoord.integrations.sglang.attachment import Told
 from kvcoord.integrations.sglang.capacity import KV, Needs
-from kvcoord.integrations.sglang.components import COMPONENTS
+from kvcoord.integrations.sglang.components import COMPONENTS, STATE
 from kvcoord.integrations.sglang.storage import peek
 from kvcoord.integrations.sglang.support import NO_STORAGE, refuse_unsupported
 from kvcoord.protocol.messages import Completion, Verdict
@@ -210,8 +210,9 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
 
     def load_back(self, node_id: int, mem_quota: int | None = None, req: Any = None) -> bool:
         """Decided at once, on device slots that every rank has."""
-        loaded: bool = super().load_back(node_id, mem_quota, req)
-        rounds = self._agreed.rounds
+        rounds, capacity = self._agreed.rounds, self._agreed.capacity
+        loaded = STATE not in self._agreed.pools.names or allocations.has_state_for(self, capacity, node_id, req)
+        loaded = loaded and super().load_back(node_id, mem_quota, req)
         if loaded:
             operation = rounds.name(OperationKind.LOAD_BACK)
             self._agreed.incoming.begin(operation, [node_id])
@@ -227,8 +228,9 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
 
     def _evict(self, params: Any, *args: Any, **options: Any) -> Any:
         result = super()._evict(params, *args, **options)
-        if self.agreement is not None and (result.num_tokens_evicted or result.swa_num_tokens_evicted):
-            self.agreement.rounds.event(f"evict {result.num_tokens_evicted} {result.swa_num_tokens_evicted}")
+        evicted = result.num_tokens_evicted, result.swa_num_tokens_evicted, result.mamba_num_evicted
+        if self.agreement is not None and any(evicted):
+            self.agreement.rounds.event(f"evict {' '.join(map(str, evicted))}")
         return result
 
     def insert(self, params: Any) -> Any:

@@ -16,10 +16,12 @@ from kvcoord.integrations.sglang.capacity import KV, Needs
 COMPONENTS: Final = {
     PoolName.KV.value: ComponentType.FULL,
     PoolName.SWA.value: ComponentType.SWA,
+    PoolName.MAMBA.value: ComponentType.MAMBA,
 }
 """What is supported: the pool of each part of SGLang's tree."""
 
 WINDOW: Final = PoolName.SWA.value
+STATE: Final = PoolName.MAMBA.value
 
 Cache = Any
 """A KvcoordRadixCache. Not imported: it imports this module."""
@@ -40,9 +42,12 @@ class Pools:
     def device_free(self) -> dict[str, Callable[[], int]]:
         """This rank's own counts. Taken before `allocations` shows SGLang the agreed ones."""
         allocator = self._cache.token_to_kv_pool_allocator
-        if WINDOW not in self.names:
-            return {KV: allocator.available_size}
-        return {KV: allocator.full_available_size, WINDOW: allocator.swa_available_size}
+        counts = {KV: allocator.available_size}
+        if WINDOW in self.names:
+            counts = {KV: allocator.full_available_size, WINDOW: allocator.swa_available_size}
+        if STATE in self.names:
+            counts[STATE] = self._cache.req_to_token_pool.mamba_allocator.available_size
+        return counts
 
     def host_free(self) -> dict[str, Callable[[], int]]:
         return {pool: self._host.get_pool(PoolName(pool)).available_size for pool in self.names}

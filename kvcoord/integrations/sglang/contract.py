@@ -59,7 +59,10 @@ HOOKS: Final[Mapping[str, tuple[str, ...]]] = {
         *("UnifiedTreeCoreInterface.inc_lock_ref", "UnifiedTreeCoreInterface.dec_lock_ref"),
         *("UnifiedTreeCoreInterface.is_backuped", "UnifiedTreeCoreInterface.drive_host_eviction"),
         *("BaseEvictionResult", "UnifiedTreeCoreInterface.component_evictable_size"),
-        "UnifiedTreeCoreInterface.component_protected_size",
+        *(
+            "UnifiedTreeCoreInterface.component_protected_size",
+            "UnifiedTreeCoreInterface.component_has_host_value_only",
+        ),
     ),
     "srt/mem_cache/unified_cache/unified_tree_core.py": (
         *("UnifiedTreeCore._inc_hit_count_and_check", "UnifiedTreeCore._build_backup_kv_action"),
@@ -76,16 +79,29 @@ HOOKS: Final[Mapping[str, tuple[str, ...]]] = {
         *("SWAComponent.commit_hicache_transfer", "SWAComponent.drive_host_eviction", "SWAComponent.free_host_values"),
         *("SWAComponent._evict_device_next_node", "SWAComponent.acquire_component_lock"),
     ),
+    "srt/mem_cache/unified_cache/components/mamba.py": (
+        *("MambaComponent.prepare_load_back", "MambaComponent.finalize_load_back", "MambaComponent._alloc_mamba_slot"),
+        *("MambaComponent._alloc_request_state_slot", "MambaComponent.finalize_match_result_in_cache"),
+        *("MambaComponent.build_hicache_transfers", "MambaComponent.commit_hicache_transfer"),
+        *("MambaComponent.drive_host_eviction", "MambaComponent.free_host_values"),
+        *("MambaComponent._evict_device_next_node", "MambaComponent.acquire_component_lock"),
+    ),
     "srt/mem_cache/unified_cache/cache_action.py": ("BackupKV",),
     "srt/mem_cache/allocator/swa.py": (
         *("SWATokenToKVPoolAllocator.available_size", "SWATokenToKVPoolAllocator.full_available_size"),
         *("SWATokenToKVPoolAllocator.swa_available_size", "SWATokenToKVPoolAllocator.alloc"),
         *("SWATokenToKVPoolAllocator.evict_to_free_tokens", "SWATokenToKVPoolAllocator.swa_req_ring"),
     ),
+    "srt/mem_cache/allocator/mamba.py": (
+        *("MambaSlotAllocator.available_size", "MambaSlotAllocator.schedulable_available_size"),
+        *("MambaSlotAllocator.alloc", "MambaSlotAllocator._do_alloc", "MambaSlotAllocator.alloc_group_begin"),
+    ),
+    "srt/mem_cache/allocation.py": ("ensure_mamba_capacity",),
     "srt/mem_cache/hicache_storage.py": ("PoolName", "PoolTransfer"),
     "srt/mem_cache/hybrid_cache/hybrid_pool_assembler.py": (
         *("_evict_swa_for_device_alloc", "_swa_allocation_callbacks", "build_hybrid_swa_group"),
         *("build_full_draft_pools", "build_minimax_sparse_hicache_stack"),
+        *("_evict_mamba_for_device_alloc", "build_hybrid_mamba_stack"),
     ),
     "srt/managers/cache_controller.py": (
         *("CacheOperation.__init__", "HiCacheAck", "PrefetchAck", "LayerDoneCounter.update_producer"),

@@ -14,14 +14,14 @@ _INSTEAD = "start this engine without --radix-cache-backend kvcoord until a rele
 
 
 NO_STORAGE = (
-    "for a model with a sliding window storage takes host slots of several pools while pages arrive, rank by rank:"
+    "for a model with a sliding window or states storage takes host slots of several pools while pages arrive, by rank:"
     f" drop it, or {_INSTEAD}"
 )
 
-_PARTS = ("FULL", "SWA")
+_PARTS = ("FULL", "SWA", "MAMBA")
 """The parts of SGLang's tree that are supported, and the host pools that have slots of their own."""
 
-_POOLS = ("kv", "swa")
+_POOLS = ("kv", "swa", "mamba")
 
 
 def refuse_before_building(context: Any) -> None:
@@ -38,8 +38,8 @@ def refuse_before_building(context: Any) -> None:
     if arguments.disaggregation_mode != "null":
         fix = f"prefill-decode disaggregation decides outside the cache's step: {_INSTEAD}"
         _refuse("--disaggregation-mode", arguments.disaggregation_mode, fix)
-    if context.is_hybrid_ssm:
-        _refuse("model", "mamba", f"its states reclaim room inside a reservation, rank by rank: {_INSTEAD}")
+    if context.is_hybrid_ssm and context.is_hybrid_swa:
+        _refuse("model", "mamba with a sliding window", f"no test has shown that its ranks stay together: {_INSTEAD}")
     if context.is_hybrid_swa and context.full_tokens_per_layer == 0:
         fix = f"a model with no full attention has another cache in SGLang, without a host tier: {_INSTEAD}"
         _refuse("model", "sliding window only", fix)
@@ -75,6 +75,14 @@ def _refuse_hybrid(cache: Any, arguments: Any) -> None:
     if cache.supports_swa() and (type(allocator).__name__ != "SWATokenToKVPoolAllocator" or allocator.swa_req_ring):
         fix = f"the sliding window's slots are not counted apart from the KV's: {_INSTEAD}"
         _refuse("allocator", type(allocator).__name__, fix)
+    if cache.supports_mamba():
+        states = cache.req_to_token_pool
+        if type(states.mamba_allocator).__name__ != "MambaSlotAllocator":
+            fix = f"the states' slots are not counted apart from the KV's: {_INSTEAD}"
+            _refuse("state allocator", type(states.mamba_allocator).__name__, fix)
+        if states.mamba_ckpt_pool is not None:
+            fix = f"checkpoints have a pool of their own, which kvcoord does not know: drop it, or {_INSTEAD}"
+            _refuse("--enable-int8-mamba-checkpoint", True, fix)
     if arguments.hicache_storage_backend is not None:
         _refuse("--hicache-storage-backend", arguments.hicache_storage_backend, NO_STORAGE)
 
