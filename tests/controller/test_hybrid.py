@@ -127,6 +127,45 @@ def test_two_requests_for_one_end_share_its_load() -> None:
     assert cluster.matched(PATH) == (8, 0)
 
 
+def test_whoever_shares_the_load_of_an_end_alone_waits_for_it_too() -> None:
+    cluster = HybridCluster(1, 40, 40)
+    cluster.serve(PATH)
+    evict_tails(cluster, Tier.DEVICE, PATH[7], 1)
+    cluster.held = {0}
+    cluster.acquire(PATH, landed=False)
+    waiting = cluster.begin(0, Acquire(join_keys(PATH), landed=True))
+    assert len(cluster.copies[0]) == 1
+    assert waiting not in cluster.answers[0]
+    cluster.copy_ended(0)
+    assert waiting in cluster.answers[0]
+    cluster.held = set()
+    cluster.settle()
+
+
+def test_an_end_that_was_loaded_stays_while_its_request_runs() -> None:
+    cluster = HybridCluster(2, 40, 40, device_states=2)
+    cluster.serve(PATH)
+    cluster.ask(Evict(Tier.DEVICE, 8))
+    running = cluster.acquire(PATH)[0]
+    cluster.settle()
+    assert cluster.acquire(OTHER[:1])[0].outcome
+    assert not cluster.acquire(OTHER[1:2])[0].outcome
+    assert cluster.workers[0].cache.state.tree.tails.counts(Tier.DEVICE) == [3, 1]
+    cluster.ask(Release(running.lease))
+    assert cluster.acquire(OTHER[1:2])[0].outcome
+
+
+def test_ends_that_go_with_evicted_pages_are_free_at_once_on_all_ranks() -> None:
+    cluster = HybridCluster(2, 8, 40, device_states=2)
+    cluster.serve(PATH[:4])
+    cluster.serve(OTHER[:4])
+    third = cluster.acquire(block_page_keys(range(201, 205)))[0]
+    assert isinstance(third.outcome, Committed)
+    assert third.outcome.path is Path.COVERED
+    cluster.ask(Release(third.lease))
+    cluster.check()
+
+
 def test_an_end_that_is_loaded_before_its_own_page_stays_with_its_lease() -> None:
     """The pages are being loaded for a longer request; the load of the shorter one's end overtakes that."""
     cluster = HybridCluster(2, 40, 40)
