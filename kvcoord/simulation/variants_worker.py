@@ -66,11 +66,11 @@ def _unpins_at_commit() -> list[Patch]:
 def _evicts_alone() -> list[Patch]:
     original = Writes.reserve_write
 
-    def reserve_write(self: Any, op: Any, at_least: int = 0) -> None:
+    def reserve_write(self: Any, op: Any, *at_least: Any) -> None:
         free = self._state.pools.free(Tier.HOST)
         if free < op.pages:
             self._room.evict(Tier.HOST, op.pages - free)
-        original(self, op, at_least)
+        original(self, op, *at_least)
 
     return [(Writes, "reserve_write", reserve_write)]
 
@@ -202,9 +202,9 @@ def _victims_by_slot() -> list[Patch]:
     """Which pages go depends on how full this rank is."""
     original = Room._evict
 
-    def evict(self: Any, tier: Tier, pages: int) -> None:
+    def evict(self: Any, tier: Tier, pages: int) -> Any:
         spare = self._state.pools.free(tier) % 2
-        original(self, tier, min(pages + spare, self._state.tree.evictable(tier)))
+        return original(self, tier, min(pages + spare, self._state.tree.evictable(tier)))
 
     return [(Room, "_evict", evict)]
 
