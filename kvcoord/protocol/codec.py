@@ -27,6 +27,9 @@ from kvcoord.protocol.messages import (
     epoch_number,
 )
 
+_COPIED_BYTES: Final = 1024
+"""A copy of less than that costs less than a view."""
+
 _VERSION_BYTE: Final = bytes((PROTOCOL_VERSION,))
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
@@ -60,7 +63,7 @@ class Decoder(Generic[T]):
         if payload[0] != PROTOCOL_VERSION:
             raise FrameVersionMismatch(f"protocol version {payload[0]}, spoken here is {PROTOCOL_VERSION}", size)
         try:
-            message = self._decoder.decode(memoryview(payload)[1:])
+            message = self._decoder.decode(payload[1:] if size < _COPIED_BYTES else memoryview(payload)[1:])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
             raise FrameMalformed(str(error), size) from None
         check = _CHECKS.get(type(message))

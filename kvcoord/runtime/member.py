@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Container, Sequence
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 import uvloop
 
@@ -53,7 +54,6 @@ class Member:
         self._inner: MemberLoop | None = None
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
         timeouts = config.timeouts
         self._join_limit_s = timeouts.join_timeout_s + _MARGIN_S
         self._wait_limit_s = (
@@ -67,6 +67,7 @@ class Member:
         """
         if self._thread is not None:
             raise UsageError("member", self.config.rank, "is open already: make another one")
+        _OPENED.add(self)
         self._thread = threading.Thread(
             target=self._run, args=(list(free),), name=f"kvcoord-rank{self.config.rank}", daemon=True
         )
@@ -80,7 +81,7 @@ class Member:
     def close(self) -> None:
         """Leaves the group and ends the thread. Harmless when it is not open. Never waits longer than it may."""
         thread, loop, stop = self._thread, self._loop, self._stop
-        if thread is None or os.getpid() != self._pid:
+        if thread is None:
             return
         self._thread = None
         if loop is not None and stop is not None:
@@ -98,7 +99,9 @@ class Member:
 
     def send(self, step: int, free: list[int], digest: int, votes: list[Vote], acks: list[Ack]) -> None:
         """Hands over the frame of this step. Never waits. Raises why the membership is over, if it is."""
-        inner = self._opened_loop()
+        inner = self._inner
+        if inner is None or self._board.failure is not None:
+            inner = self._opened_loop()
         inner.say(inner.frame, step, free, digest, votes, acks)
 
     def take(self, round_number: int) -> Verdict:
@@ -148,7 +151,7 @@ class Member:
     def _opened_loop(self) -> MemberLoop:
         """Raises why the membership is over, if it is, and UsageError when it was not opened in this process."""
         self._board.raise_failure()
-        if self._inner is None or os.getpid() != self._pid:
+        if self._inner is None:
             raise UsageError("member", self.config.rank, "is not open in this process: make another one and open it")
         return self._inner
 
@@ -181,3 +184,15 @@ class Member:
         if isinstance(error, Exception):
             fail = self._board.fail if self._inner is None else self._inner.fail
             fail(as_known(error))
+
+
+_OPENED: Final[WeakSet[Member]] = WeakSet()
+
+
+def _forget_in_child() -> None:
+    """A forked child has no thread of these members and shares their sockets: there they are not open."""
+    for member in list(_OPENED):
+        member._thread = member._inner = None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -48,7 +48,9 @@ def engine(one: Member, rank: int, disturb: Callable[[], None]) -> Told:
     return told
 
 
-async def decided(addresses: list[str], timeouts: Timeouts, disturb: Callable[[], Coroutine[None, None, None]]) -> list[Told]:
+async def decided(
+    addresses: list[str], timeouts: Timeouts, disturb: Callable[[], Coroutine[None, None, None]]
+) -> list[Told]:
     """What two engines on threads of their own are told; `disturb` runs between two decisions of one of them."""
     loop = asyncio.get_running_loop()
     members = [
