@@ -21,13 +21,13 @@ from kvcoord.protocol.local import (
     Advanced,
     Agree,
     Answer,
+    Answers,
     Call,
     Calls,
     Done,
     Failed,
     Free,
     FromWorker,
-    Landed,
     LoadBack,
     Loaded,
     Opened,
@@ -131,7 +131,7 @@ class Session:
         self._enqueue(asked)
         if asked.landing is not None:
             self._landings.begin(asked.landing)
-        elif isinstance(asked.call, Register):
+        elif type(asked.call) is Register:
             self._begin_life(asked.number)
 
     def outgoing(self) -> list[bytes]:
@@ -157,11 +157,11 @@ class Session:
             return
         try:
             message = self._decoder.decode(payload)
-            if isinstance(message, Landed):
+            if isinstance(message, Answers):
+                for number, answer in message.answers:
+                    self._take(number, answer)
+            else:
                 self._landings.land(message)
-                return
-            for number, answer in message.answers:
-                self._take(number, answer)
         except FrameError as error:
             self.lose(f"does not speak the protocol of this release: {error.cause}")
 
@@ -245,12 +245,12 @@ class Session:
                 self.lose(f"could not read a message: {exception_of(answer)}")
             self.answers_unasked += 1
             return
-        if isinstance(answer, Failed):
+        if type(answer) is Failed:
             self._fail(asked, exception_of(answer))
             return
-        if isinstance(answer, Advanced):
+        if type(answer) is Advanced:
             self._advanced(answer)
-        elif isinstance(answer, Opened):
+        elif type(answer) is Opened:
             self._lockstep = answer.lockstep
         try:
             result = asked.read(asked, answer)

@@ -104,13 +104,13 @@ class RankRecording:
 
     def performed(self, effect: Reply | StartCopy) -> None:
         """An answer that carries an outcome, or a copy that starts."""
-        if isinstance(effect, StartCopy):
-            pages = len(effect.source_slots[0]) if effect.source_slots else 0
-            self.recorder.record(monotonic(), "copy_started", effect.operation, {"from": effect.source, "pages": pages})
+        if isinstance(effect, Reply):
+            outcome = getattr(effect.answer, "outcome", None)
+            if outcome is not None and isinstance(outcome, Committed | Aborted):
+                self.recorder.record(monotonic(), "answered", outcome.operation, outcome)
             return
-        outcome = getattr(effect.answer, "outcome", None)
-        if isinstance(outcome, Committed | Aborted):
-            self.recorder.record(monotonic(), "answered", outcome.operation, outcome)
+        pages = len(effect.source_slots[0]) if effect.source_slots else 0
+        self.recorder.record(monotonic(), "copy_started", effect.operation, {"from": effect.source, "pages": pages})
 
     def copy_ended(self, operation: OperationId, error: Reason | None) -> None:
         """This rank's own copy is over."""
