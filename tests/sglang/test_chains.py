@@ -67,7 +67,7 @@ def told(engine: Engine) -> list[tuple[str, list[int]]]:
 
 
 @pytest.mark.parametrize("split_at_step", [0, 1, 2], ids=["intended", "reserved", "copied"])
-def test_a_node_that_is_split_while_it_is_written_is_told_in_its_parts_once_its_copy_is_over(
+def test_a_node_that_is_split_while_it_is_written_is_told_once_in_order_when_its_copy_is_over(
     split_at_step: int,
 ) -> None:
     def scenario(engine: Engine, _: int) -> Any:

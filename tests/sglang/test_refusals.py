@@ -13,7 +13,7 @@ from kvcoord.errors import UsageError
 from kvcoord.integrations.sglang import contract, support
 from kvcoord.integrations.sglang.plugin import BACKEND, register
 from tests.sglang.engine import Engine, Groups
-from tests.sglang.world import run_ranks
+from tests.sglang.world import run_ranks, values
 
 
 def test_the_backend_is_registered_under_its_name() -> None:
@@ -112,6 +112,19 @@ def test_what_is_not_supported_is_refused_with_what_to_do(values: dict[str, Any]
 @pytest.mark.parametrize("values", [{}, {"is_hybrid_swa": True}, {"is_hybrid_ssm": True}])
 def test_an_engine_that_is_covered_is_not_refused(values: dict[str, Any]) -> None:
     support.refuse_before_building(context(**values))
+
+
+def test_a_host_pool_whose_slots_hold_tokens_of_several_ranks_is_refused() -> None:
+    def on_rank(groups: Groups) -> str:
+        engine = Engine(groups)
+        engine.host.anchor_entry.host_pool.dcp_size = 2
+        with pytest.raises(UsageError) as refused:
+            support.refuse_unsupported(engine.cache, None)
+        engine.close()
+        return str(refused.value)
+
+    (said,) = values(run_ranks(on_rank, tp=1, limit_s=50.0))
+    assert "--dcp-size" in said
 
 
 def test_ranks_with_different_write_policies_are_refused_by_name() -> None:

@@ -65,6 +65,8 @@ def refuse_unsupported(cache: Any, arguments: Any) -> None:
     own = [entry.name.value for entry in entries if entry.name not in followers and entry.name.value not in _POOLS]
     if own:
         _refuse("host pools", own, f"have slots of their own that no part of the tree names: {_INSTEAD}")
+    if cache.cache_controller.mem_pool_host.anchor_entry.host_pool.dcp_size > 1:
+        _refuse("--dcp-size", "more than 1", f"several tokens then share one host slot: {_INSTEAD}")
     if cache.cache_controller.mem_pool_host.anchor_entry.host_pool.shared_allocation_domain is not None:
         _refuse("host pool", "shared arena", f"its room is counted in bytes of several pools: {_INSTEAD}")
 
