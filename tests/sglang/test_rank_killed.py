@@ -14,7 +14,9 @@ import pytest
 
 from kvcoord.errors import GroupLost
 from tests.sglang.engine import Engine, Groups
-from tests.sglang.stream import Faults, Stream
+from tests.sglang.storage_stream import StorageStream
+from tests.sglang.stored import OPTIONS, PAGE
+from tests.sglang.stream import Faults
 from tests.sglang.world import Result, run_ranks, values
 
 STEPS = 60
@@ -48,12 +50,17 @@ def struck(
     tp: int = 2,
     at_end: Callable[[int], object] = lambda rank: None,
     silent: int | None = None,
+    store: Path | None = None,
 ) -> list[Result]:
-    """A stream on every rank; `blow` falls on `victim` after some steps. The others tell, twice, how theirs ended."""
+    """A stream on every rank; `blow` falls on `victim` after some steps. The others tell, twice, how theirs ended.
+
+    `store`: a folder that is attached as storage, whose threads wait for each other in collectives.
+    """
+    storage = {"page_size": PAGE, "storage": "file", "storage_options": OPTIONS, "file_storage_path": str(store)}
 
     def on_rank(groups: Groups) -> Any:
-        engine = Engine(groups)
-        stream = Stream(engine, 11, groups.rank, Faults(host_noise=160, copy_steps=4))
+        engine = Engine(groups, **(storage if store else {}))
+        stream = StorageStream(engine, 11, groups.rank, Faults(copy_steps=4))
         stream.go_on(STEPS)
         if groups.rank == victim:
             blow()
@@ -81,6 +88,15 @@ def test_every_survivor_raises_one_error_that_names_the_rank_and_the_cause(
     results = struck(victim, lambda: os.kill(os.getpid(), blow), limits, tp=tp, silent=victim)
     for told in values(results[:victim] + results[victim + 1 :]):
         check(told, victim)
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_rank_that_is_lost_while_pages_are_fetched_ends_the_other_and_its_storage(
+    blow: int, limits: dict[str, str], tmp_path: Path
+) -> None:
+    results = struck(1, lambda: os.kill(os.getpid(), blow), limits, silent=1, store=tmp_path)
+    (told,) = values(results[:1])
+    check(told, 1)
 
 
 @pytest.mark.parametrize("victim", [0, 1], ids=["with the coordinator", "without the coordinator"])
