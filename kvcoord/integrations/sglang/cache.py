@@ -243,9 +243,12 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
 
     def _take_from_storage(self) -> None:
         """Takes what every rank has: the same hits, landed pages and backups, and pages that nothing uses any more."""
-        storage = self._agreed.storage
+        storage, controller = self._agreed.storage, self.cache_controller
         storage.report()
-        self._take(*storage.take())
+        hits, landed, backups = storage.take()
+        given_back = controller.host_mem_release_queue, *controller.extra_host_mem_release_queues.values()
+        if hits or landed or backups or any(queue.queue for queue in given_back):
+            self._take(hits, landed, backups)
 
     def take_all_from_storage(self) -> None:
         """Takes what has landed, when that is the same on every rank, and every backup that has ended."""
