@@ -171,6 +171,10 @@ class Engine:
         self.context = self._context(arguments, groups)
         self.cache: Any = create_tree_cache(self.context)
         self.cache.load_back_threshold = 0
+        self.unpin_host()
+
+    def unpin_host(self) -> None:
+        """A CPU has no pinned memory."""
         for entry in self.cache.cache_controller.mem_pool_host.entries:
             entry.host_pool.pin_memory = False
 

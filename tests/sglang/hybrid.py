@@ -20,6 +20,14 @@ WINDOW_LESS: Final = 96
 """So many fewer device slots for the sliding window than for the KV."""
 
 
+def register_draft(engine: Engine, pool: Any) -> None:
+    """As SGLang does once the cache is built."""
+    specs, entries = build_hicache_draft_sidecars(draft_device_pools=(pool,), tree_cache=engine.cache)
+    for spec, entry in zip(specs, entries, strict=True):
+        engine.cache.register_sidecar_pool(spec, entry)
+    engine.unpin_host()
+
+
 class DraftEngine(Engine):
     """A model with a draft model beside it, whose KV has a pool of its own and follows the slots of the target's."""
 
@@ -35,9 +43,7 @@ class DraftEngine(Engine):
             device="cpu",
             enable_memory_saver=False,
         )
-        specs, entries = build_hicache_draft_sidecars(draft_device_pools=(self.draft,), tree_cache=self.cache)
-        for spec, entry in zip(specs, entries, strict=True):
-            self.cache.register_sidecar_pool(spec, entry)
+        register_draft(self, self.draft)
 
     def layers(self) -> Iterator[Layer]:
         yield from super().layers()
@@ -157,3 +163,29 @@ class WindowEngine(Engine):
         super().wipe()
         for layer in self.window_layers():
             layer.rows.fill_(-1e9)
+
+
+class WindowDraftEngine(WindowEngine):
+    """A draft model beside it, whose layers attend to the window alone and follow the target's slots of the window."""
+
+    def __init__(self, groups: Groups | None = None, **options: Any) -> None:
+        super().__init__(groups, **options)
+        self.draft = SWAKVPool(
+            size=self.options.device_slots,
+            size_swa=self.options.device_slots - WINDOW_LESS,
+            page_size=self.page_size,
+            dtype=torch.float32,
+            head_num=HEADS,
+            head_dim=HEAD_DIM,
+            swa_attention_layer_ids=list(range(DRAFT_LAYERS)),
+            full_attention_layer_ids=[],
+            device="cpu",
+        )
+        register_draft(self, self.draft)
+
+    def window_layers(self) -> Iterator[Layer]:
+        yield from super().window_layers()
+        pool = self.draft.swa_kv_pool
+        for layer in range(DRAFT_LAYERS):
+            yield Layer(pool.k_buffer[layer], 1, 2 * LAYERS + layer)
+            yield Layer(pool.v_buffer[layer], -1, 2 * LAYERS + layer)

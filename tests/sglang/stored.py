@@ -23,8 +23,10 @@ get_native_hash(array("q", TOKENS), None, PAGE)
 class Stored:
     """An engine with a file store that holds the KV of TOKENS, and nothing of it on host or device."""
 
-    def __init__(self, groups: Groups, folder: str, backend: str | None, policy: str) -> None:
-        self.engine = Engine(
+    def __init__(
+        self, groups: Groups, folder: str, backend: str | None, policy: str, model: type[Engine] = Engine
+    ) -> None:
+        self.engine = model(
             groups,
             backend=backend,
             page_size=PAGE,

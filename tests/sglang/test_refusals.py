@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.registry import registered_radix_cache_backends
 
 from kvcoord.errors import UsageError
@@ -125,6 +126,63 @@ def test_a_host_pool_whose_slots_hold_tokens_of_several_ranks_is_refused() -> No
 
     (said,) = values(run_ranks(on_rank, tp=1, limit_s=50.0))
     assert "--dcp-size" in said
+
+
+class SWATokenToKVPoolAllocator:
+    """An allocator that counts the window's slots by requests."""
+
+    available_size, swa_req_ring = 0, True
+
+
+def hybrid_cache(*, window: bool = False, **values: Any) -> Any:
+    """What is looked at in a cache with more than full attention, as one that is covered has it, but for these."""
+    parts = [types.SimpleNamespace(name=name) for name in ("FULL", "SWA" if window else "MAMBA")]
+    slots = type("MambaSlotAllocator", (), {})()
+    anchor = types.SimpleNamespace(host_pool=types.SimpleNamespace(shared_allocation_domain=None, dcp_size=1))
+    host = types.SimpleNamespace(entries=values.pop("entries", []), anchor_entry=anchor)
+    cache = {
+        "host_memory_mode": "cache",
+        "tree_components": parts,
+        "token_to_kv_pool_allocator": types.SimpleNamespace(available_size=0),
+        "supports_swa": lambda: window,
+        "supports_mamba": lambda: not window,
+        "req_to_token_pool": types.SimpleNamespace(mamba_allocator=slots, mamba_ckpt_pool=None),
+        "cache_controller": types.SimpleNamespace(is_kv_sharded=False, mem_pool_host=host),
+        "sidecar_pool_specs": [],
+    }
+    return types.SimpleNamespace(**{**cache, **values})
+
+
+def refuse(cache: Any) -> None:
+    support.refuse_unsupported(cache, types.SimpleNamespace(hicache_storage_backend=None))
+
+
+def host_pool(name: str) -> Any:
+    return types.SimpleNamespace(name=PoolName(name))
+
+
+STATES = types.SimpleNamespace(mamba_allocator=object(), mamba_ckpt_pool=None)
+CHECKPOINTS = types.SimpleNamespace(mamba_allocator=type("MambaSlotAllocator", (), {})(), mamba_ckpt_pool=object())
+
+
+@pytest.mark.parametrize(
+    ("cache", "said"),
+    [
+        (hybrid_cache(tree_components=[types.SimpleNamespace(name="C128")]), "C128"),
+        (hybrid_cache(window=True), "window's slots are not counted apart"),
+        (hybrid_cache(window=True, token_to_kv_pool_allocator=SWATokenToKVPoolAllocator()), "not counted apart"),
+        (hybrid_cache(req_to_token_pool=STATES), "states' slots are not counted apart"),
+        (hybrid_cache(req_to_token_pool=CHECKPOINTS), "checkpoints have a pool of their own"),
+        (hybrid_cache(entries=[host_pool("kv"), host_pool("deepseek_v4_c4")]), "deepseek_v4_c4"),
+    ],
+)
+def test_pools_that_are_not_known_are_refused_by_name(cache: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        refuse(cache)
+
+
+def test_a_hybrid_cache_that_is_covered_is_not_refused() -> None:
+    refuse(hybrid_cache(entries=[host_pool("kv"), host_pool("mamba")]))
 
 
 def test_ranks_with_different_write_policies_are_refused_by_name() -> None:

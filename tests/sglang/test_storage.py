@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
 
-from tests.sglang.engine import KVCOORD, STOCK, Groups
+from tests.sglang.engine import KVCOORD, STOCK, Engine, Groups
+from tests.sglang.hybrid import DraftEngine, IndexerEngine
 from tests.sglang.stored import TOKENS, Stored, fail_at_times
 from tests.sglang.world import Result, agree, run_ranks, values
 
@@ -20,12 +21,18 @@ SEEDS = int(os.environ.get("STREAM_SEEDS", "2"))
 
 
 def play(
-    scenario: Callable[[Stored, int], Any], backend: str | None, policy: str, *, tp: int = 2, pp: int = 1
+    scenario: Callable[[Stored, int], Any],
+    backend: str | None,
+    policy: str,
+    *,
+    model: type[Engine] = Engine,
+    tp: int = 2,
+    pp: int = 1,
 ) -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
 
         def on_rank(groups: Groups) -> Any:
-            stored = Stored(groups, folder, backend, policy)
+            stored = Stored(groups, folder, backend, policy, model)
             told = scenario(stored, groups.rank)
             stored.engine.close()
             return told
@@ -45,7 +52,7 @@ def fetched(stored: Stored, _: int) -> Any:
 @pytest.mark.parametrize("shape", [{"tp": 2}, {"tp": 1, "pp": 2}], ids=["tp2", "pp2"])
 @pytest.mark.parametrize("policy", ["wait_complete", "timeout"])
 def test_what_storage_holds_comes_back_on_every_rank_at_the_same_step_with_its_bytes(
-    policy: str, shape: dict[str, int]
+    policy: str, shape: dict[str, Any]
 ) -> None:
     first, second = values(play(fetched, KVCOORD, policy, **shape))
     assert first == second
@@ -134,6 +141,15 @@ def test_a_deadline_is_over_when_it_is_over_by_every_ranks_clock() -> None:
     first, second = values(play(a_store_that_never_answers_on_one_rank, KVCOORD, "timeout"))
     assert first == second
     assert first[0] >= 0
+
+
+@pytest.mark.parametrize("policy", ["wait_complete", "timeout"])
+@pytest.mark.parametrize("model", [DraftEngine, IndexerEngine])
+def test_what_storage_holds_comes_back_with_the_bytes_of_a_side_pool(model: type[Engine], policy: str) -> None:
+    first, second = values(play(fetched, KVCOORD, policy, model=model))
+    assert first == second
+    assert first[1:3] == (64, True)
+    assert first[3] == {"hit": 0, "prefetching": 0, "host_used": 64, "locked": 0}
 
 
 def aborted_while_it_is_fetched(stored: Stored, _: int) -> Any:

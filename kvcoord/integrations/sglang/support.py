@@ -12,7 +12,6 @@ from kvcoord.integrations.sglang.topology import Topology
 
 _INSTEAD = "start this engine without --radix-cache-backend kvcoord until a release of kvcoord supports it"
 
-
 NO_STORAGE = (
     "for a model with a sliding window or states storage takes host slots of several pools while pages arrive, by rank:"
     f" drop it, or {_INSTEAD}"
