@@ -81,7 +81,7 @@ class IndexerEngine(Engine):
 
 
 class WindowEngine(Engine):
-    """A model in which every second layer attends to the last WINDOW_TOKENS tokens only. Pages of one token."""
+    """A model in which every second layer attends to the last WINDOW_TOKENS tokens only."""
 
     is_hybrid_swa = True
 
@@ -114,6 +114,17 @@ class WindowEngine(Engine):
 
     def device_allocators(self) -> dict[str, Any]:
         return {KV: self.allocator.full_attn_allocator, WINDOW: self.allocator.swa_attn_allocator}
+
+    def allocate(self, count: int) -> Any:
+        """With pages of several tokens SGLang's own way needs a kernel, so the two pools are paired here."""
+        if self.page_size == 1:
+            return super().allocate(count)
+        self.allocator.evict_to_free_tokens(self.cache, count)
+        if self.allocator.available_size() < count:
+            return None
+        slots, in_window = (allocator.alloc(count) for allocator in self.device_allocators().values())
+        self.allocator.set_full_to_swa_mapping(slots, in_window)
+        return slots
 
     def sizes(self) -> tuple[int, ...]:
         return (*super().sizes(), self.cache.swa_evictable_size(), self.cache.swa_protected_size())

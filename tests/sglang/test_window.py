@@ -53,10 +53,15 @@ def demoted_where_it_fits(engine: WindowEngine, groups: Groups) -> Any:
 
 
 def backed_up_where_room_is_short(engine: WindowEngine, groups: Groups) -> Any:
-    """The window of an inner node leaves the device. Only rank 1 lacks room to keep it on the host."""
+    """The window of an inner node leaves the device. Only rank 1 lacks room to keep it on the host, and not all of it.
+
+    What could make room is in small nodes, so one rank alone would evict more of them than are needed.
+    """
     engine.insert(SECOND)
+    for split in (48, 56):
+        engine.match(SECOND[:split] + FIRST[:8])
     engine.evict(64)
-    hold_host(engine, groups, WINDOW, 0)
+    hold_host(engine, groups, WINDOW, 8)
     engine.step(3)
     engine.insert(FIRST[:48])
     engine.match(FIRST[:48])
@@ -267,6 +272,11 @@ def test_ranks_with_faults_of_their_own_take_the_same_decisions(shape: dict[str,
 def test_every_write_policy_takes_the_same_decisions(policy: str, shape: dict[str, Any], seed: int) -> None:
     faults = Faults(host_noise=100, device_noise=60, copy_steps=6, keeps_promises=policy == "write_back")
     check(play(seed, KVCOORD, faults, model=WindowEngine, unequal=30, write_policy=policy, **shape))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_pages_of_many_tokens_take_the_same_decisions(seed: int) -> None:
+    check(play(seed, KVCOORD, ALL, model=WindowEngine, unequal=32, page_size=4))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

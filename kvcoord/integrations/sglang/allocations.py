@@ -36,7 +36,7 @@ def watch(cache: Any, pools: Pools, capacity: Capacity) -> None:
 def has_state_for(cache: Any, capacity: Capacity, node: int, request: Any) -> bool:
     """May this request load this node? SGLang takes a state for the request first, and cannot be refused one.
 
-    False: no rank has one, whatever is evicted.
+    False: on some rank there is none, and nothing that could be evicted for it.
     """
     if request is None or request.kv.holds_mamba:
         return True

@@ -62,20 +62,21 @@ class Pools:
 
     def needs(self, nodes: Sequence[int]) -> Needs:
         """Host slots for what is missing of these nodes, which are on one path. Windows that overlap count once."""
+        core = self._cache.tree_core
         needs = dict.fromkeys(self.names, 0)
-        counted: set[tuple[str, int]] = set()
-        lengths: dict[int, int] = {}
+        windows: set[int] = set()
         for node in nodes:
-            device_slots, by_component = self._cache.tree_core.build_backup_spec(node)
+            device_slots, by_component = core.build_backup_spec(node)
             needs[KV] += len(device_slots)
             for transfer in (transfer for transfers in by_component.values() for transfer in transfers):
-                pool, covered = transfer.name.value, transfer.nodes_to_load
-                if covered and not lengths:
-                    (path,) = self._cache.tree_core.collect_path_info(nodes[-1:])
-                    lengths = {info.node_id: info.path_end - info.path_start for info in path}
-                fresh = {(pool, part) for part in covered or ()} - counted
-                counted |= fresh
-                needs[pool] += sum(lengths[part] for _, part in fresh) if covered else len(transfer.device_indices)
+                pool = transfer.name.value
+                if pool == WINDOW:
+                    windows.update(transfer.nodes_to_load)
+                else:
+                    needs[pool] += len(transfer.device_indices)
+        if windows:
+            (path,) = core.collect_path_info(nodes[-1:])
+            needs[WINDOW] = sum(info.path_end - info.path_start for info in path if info.node_id in windows)
         return {pool: slots for pool, slots in needs.items() if slots}
 
     def reserve(self, needs: Needs) -> Reserved | None:
