@@ -43,6 +43,16 @@ async def ended(foreign: socket.socket) -> None:
     assert await asyncio.get_running_loop().sock_recv(foreign, 1024) == b""
 
 
+async def absent(connected: Connected) -> str:
+    """Why there is no connection, once an attempt has shown it."""
+    cause = "nobody answers"
+    while "nobody answers" in cause:
+        with pytest.raises(PeerUnavailable) as raised:
+            await connected.connection.wait_connected()
+        cause = raised.value.cause
+    return cause
+
+
 def node(connected: Connected) -> NodeConnection:
     assert isinstance(connected.connection, NodeConnection)
     return connected.connection
@@ -74,8 +84,7 @@ async def test_a_listener_that_stands_still_is_not_taken_for_one_that_serves(kin
         mute.bind(kind.address.removeprefix("unix://"))
         mute.listen()
         async with kind.connect(kind.address, HASTY) as connected:
-            with pytest.raises(PeerUnavailable, match="does not greet"):
-                await connected.connection.wait_connected()
+            assert "does not greet" in await absent(connected)
             assert connected.connection.send(b"vote") is SendResult.UNREACHABLE
 
 
@@ -88,8 +97,7 @@ async def test_a_worker_is_not_taken_for_a_coordinator(kind: Kind) -> None:
             assert result is SendResult.SENT
 
         async with kind.connect(kind.address, HASTY) as connected:
-            with pytest.raises(PeerUnavailable, match="no coordinator of this version"):
-                await connected.connection.wait_connected()
+            assert "no coordinator of this version" in await absent(connected)
 
 
 async def test_a_second_connection_takes_over_an_identity_after_what_the_first_has_said(kind: Kind) -> None:
