@@ -74,6 +74,15 @@ async def engines(group: ProcessGroup) -> AsyncIterator[list[HybridEngine]]:
         yield made
 
 
+async def next_life(group: ProcessGroup, former: list[str]) -> None:
+    """The workers have noticed that the engines of these incarnations are gone, and are together again."""
+    while True:
+        seen = [await group.status(rank) for rank in range(group.group.world_size)]
+        new = all(snapshot.incarnation != before for snapshot, before in zip(seen, former, strict=True))
+        if new and {snapshot.state for snapshot in seen} == {"active"} and len({each.epoch for each in seen}) == 1:
+            return
+
+
 async def turn(made: list[HybridEngine], pages: int) -> set[int]:
     """A request for the first pages of the path, from beginning to end. Returns what each rank found cached."""
     found = await on_all(*(engine.compute(PATH[:pages]) for engine in made))
@@ -90,6 +99,8 @@ async def test_a_conversation_goes_on_from_windows_and_states_on_both_tiers_and_
             assert [await turn(made, pages) for pages in (3, 4, 4, 2)] == [{0}, {3}, {4}, {0}]
             await on_all(*(engine.cache.evict(Tier.DEVICE, len(PATH)) for engine in made))
             assert await turn(made, 6) == {4}, "loaded back, window and state too"
+            former = [(await group.status(rank)).incarnation for rank in range(2)]
+        await next_life(group, former)
         async with engines(group) as made:
             assert await turn(made, 6) == {6}, "from the host, in the next life of the engine"
             for rank in range(2):
