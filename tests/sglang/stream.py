@@ -90,11 +90,12 @@ class Stream:
         return self._serve(tokens_of(rng), check_bytes=rng.random() < 0.5)
 
     def _serve(self, tokens: list[int], *, check_bytes: bool) -> tuple[Any, ...]:
-        """One request: match, load back, compute the rest, insert."""
+        """One request: match, load back, compute the rest, insert. What was matched stays locked meanwhile."""
         engine, cache = self.engine, self.engine.cache
         match = engine.match(tokens)
         loaded = 0
         node = match.last_device_node
+        matched = cache.inc_lock_ref(node).to_dec_params()
         if (
             max(match.host_hit_length, match.swa_host_hit_length, match.mamba_host_hit_length) > 0
             and cache.has_free_load_back_slot()
@@ -103,6 +104,7 @@ class Stream:
             self.report.loads += bool(loaded)
         start = match.device_prefix_len + loaded
         lock = cache.inc_lock_ref(node).to_dec_params()
+        cache.dec_lock_ref(match.last_device_node, matched)
         if check_bytes:
             for ack in cache.cache_controller.ack_load_queue:
                 ack.finish_event.synchronize()
