@@ -18,6 +18,8 @@ from kvcoord.transport.node_connection import NodeConnection
 
 log = logging.getLogger(__name__)
 
+_SAME_ADDRESS = "start one there, by the same address: one at ipc:// is not found at unix://, nor the other way round"
+
 
 def link_limits(config: WorkerConfig) -> LinkLimits:
     """The bounds of a rank's sockets."""
@@ -61,6 +63,8 @@ class Uplink:
         self._waiting: list[bytes] = []
         self._held: list[bytes] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unanswered: set[str] = set()
+        """Addresses of which it was logged that nobody answers, since the last time that somebody did."""
         self.address = ""
         self.sends_refused = 0
 
@@ -149,6 +153,7 @@ class Uplink:
             if attachment != self._attachment or self._connection is None:
                 return
             self._connected = True
+            self._unanswered.clear()
             waiting, self._waiting = self._waiting, []
             for payload in waiting:
                 self.send(payload)
@@ -164,6 +169,9 @@ class Uplink:
         with self._guard:
             if attachment == self._attachment and not self._missed:
                 self._missed = True
+                if self.address not in self._unanswered:
+                    self._unanswered.add(self.address)
+                    log.warning("no coordinator answers at %s; %s", self.address, _SAME_ADDRESS)
                 self._on_absent()
 
     def _take(self, attachment: int, batch: list[bytes]) -> None:
