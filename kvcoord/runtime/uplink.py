@@ -6,6 +6,7 @@ nothing from another.
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -63,8 +64,8 @@ class Uplink:
         self._waiting: list[bytes] = []
         self._held: list[bytes] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unanswered: set[str] = set()
-        """Addresses of which it was logged that nobody answers, since the last time that somebody did."""
+        self._unanswered: dict[str, float] = {}
+        """When nobody answered first, by address, since the last time that somebody did; infinity once it was told."""
         self.address = ""
         self.sends_refused = 0
 
@@ -169,10 +170,16 @@ class Uplink:
         with self._guard:
             if attachment == self._attachment and not self._missed:
                 self._missed = True
-                if self.address not in self._unanswered:
-                    self._unanswered.add(self.address)
-                    log.warning("no coordinator answers at %s; %s", self.address, _SAME_ADDRESS)
+                self._tell_unanswered()
                 self._on_absent()
+
+    def _tell_unanswered(self) -> None:
+        """Once for each address, when nobody has come to it for as long as a connection may take."""
+        now = asyncio.get_running_loop().time()
+        since = self._unanswered.setdefault(self.address, now)
+        if now - since >= self._limits.connect_timeout_s:
+            self._unanswered[self.address] = math.inf
+            log.warning("no coordinator answers at %s; %s", self.address, _SAME_ADDRESS)
 
     def _take(self, attachment: int, batch: list[bytes]) -> None:
         with self._guard:
