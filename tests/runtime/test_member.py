@@ -123,7 +123,8 @@ def test_different_settings_refuse_the_join_by_name(address: str) -> None:
             one.open([10])
         except JoinRefused as error:
             errors.append(error)
-            members[0]._board.fail(GroupLost("g", "the test is over", 0.0))
+            for other in members:
+                other._board.fail(GroupLost("g", "the test is over", 0.0))
         except GroupLost:
             pass
 
