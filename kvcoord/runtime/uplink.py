@@ -65,7 +65,7 @@ class Uplink:
         self._held: list[bytes] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._unanswered: dict[str, float] = {}
-        """When nobody answered first, by address, since the last time that somebody did; infinity once it was told."""
+        """Since when an address has been tried, while none answers; infinity once that was told."""
         self.address = ""
         self.sends_refused = 0
 
@@ -87,6 +87,7 @@ class Uplink:
         self._waiting.clear()
         self._missed = False
         former, self._connection, self._connected = self._connection, None, False
+        self._tell_unanswered()
         task = asyncio.get_running_loop().create_task(self._open(self.address, self._attachment, incarnation, former))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -170,11 +171,10 @@ class Uplink:
         with self._guard:
             if attachment == self._attachment and not self._missed:
                 self._missed = True
-                self._tell_unanswered()
                 self._on_absent()
 
     def _tell_unanswered(self) -> None:
-        """Once for each address, when nobody has come to it for as long as a connection may take."""
+        """Once for each address, when it has been tried for as long as a connection may take."""
         now = asyncio.get_running_loop().time()
         since = self._unanswered.setdefault(self.address, now)
         if now - since >= self._limits.connect_timeout_s:
