@@ -66,6 +66,7 @@ FAILED_ONCE = [
     (then(ranks=4, lockstep=False), 112, "a late vote of the engine's own was applied twice"),
     (then(ranks=4, steps=20, fault_s=8.0), 965936301, "answers reached the engine after the one that had asked"),
     (then(ranks=4, steps=20, fault_s=8.0), 230400028, "a world ended while what is kept was being agreed"),
+    (Options(ranks=4, steps=20, fault_s=8.0), 700000549, "engines that were renewed late had no time to come to rest"),
 ]
 """(options, seed, what was found)."""
 
