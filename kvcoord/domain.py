@@ -82,6 +82,7 @@ class Reason(StrEnum):
     RANK_LOST = "rank_lost"
     COORDINATOR_LOST = "coordinator_lost"
     IN_DOUBT = "in_doubt"
+    DIVERGED = "diverged"
     SHUTDOWN = "shutdown"
     REFUSED = "refused"
 
@@ -123,6 +124,7 @@ class DivergencePolicy(StrEnum):
     """What follows a difference between the ranks' digests."""
 
     STOP = "stop"
+    RESYNC = "resync"
     WARN = "warn"
 
 

@@ -96,9 +96,10 @@ class GroupLost(KvcoordError):
 
 
 class GroupRenewed(KvcoordError):
-    """A member was lost and came back with nothing: the group goes on, but what an engine held before is void.
+    """The group began anew: a member came back with nothing, or the ranks differed (divergence: resync).
 
-    Raised by every call until the engine registers again, as after a start of its own.
+    It goes on, but what an engine held before is void. Raised by every call until the engine registers again, as after
+    a start of its own.
     """
 
     def __init__(self, group: str, cause: str) -> None:

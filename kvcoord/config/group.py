@@ -144,7 +144,9 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Order in which pages are evicted; ties end with the page key."""
 
     divergence: DivergencePolicy = DivergencePolicy.STOP
-    """What follows when the ranks' digests differ: stop the group, or warn and go on."""
+    """What follows when the ranks' digests differ: stop the group; drop the cache on all ranks and begin anew (resync);
+    or warn and go on.
+    """
 
     agreement: AgreementMode = AgreementMode.KVCOORD
     """kvcoord, or none to see ranks that decide alone diverge. Never none in production."""

@@ -1,12 +1,15 @@
 """From an engine's call to the method of the cache that serves it. What can never work raises UsageError."""
 
+from collections.abc import Sequence
+
 from kvcoord.controller.cache import Cache
 from kvcoord.controller.operations import Call as Caller
 from kvcoord.controller.streaming import StreamingCache
-from kvcoord.domain import PAGE_KEY_BYTES, PageKey
+from kvcoord.domain import PAGE_KEY_BYTES, PageKey, Reason
 from kvcoord.errors import UsageError
 from kvcoord.protocol.local import (
     Acquire,
+    Advanced,
     Allocate,
     Call,
     Evict,
@@ -16,6 +19,7 @@ from kvcoord.protocol.local import (
     WriteThrough,
     split_keys,
 )
+from kvcoord.protocol.messages import Completion
 
 
 def serve(cache: Cache, call: Call, who: Caller, pages_max: int) -> None:
@@ -49,6 +53,16 @@ def serve_streaming(cache: StreamingCache, call: Call, who: Caller, pages_max: i
         cache.load(page_keys(call.keys, pages_max), call.slots, call.operation, who, landed=call.landed)
     else:
         raise UsageError("call", type(call).__name__, "needs a group in lockstep: set group.lockstep=true")
+
+
+def advanced(cache: Cache, step: int, applied: int, ended: Sequence[Completion]) -> Advanced:
+    """The answer to a step: what has been decided, has ended or was broken since the last one. Asked once."""
+    state = cache.state
+    outcomes, state.outcomes = state.outcomes, []
+    broken, state.broken = state.broken, []
+    landed = [completion.operation for completion in ended if completion.ok]
+    retracted = [(lost.operation, lost.reason or Reason.COPY_FAILED, lost.rank) for lost in ended if not lost.ok]
+    return Advanced(step, applied, outcomes, landed, retracted, cache.open_count(), broken)
 
 
 def page_keys(joined: bytes, pages_max: int) -> list[PageKey]:

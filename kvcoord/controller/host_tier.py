@@ -21,6 +21,7 @@ class HostTier:
         self._keeping = Keeping(keys_max)
         self._model = ""
         self._forgetting = False
+        self._void = False
 
     @property
     def uncertain(self) -> bool:
@@ -33,6 +34,10 @@ class HostTier:
             self._forgetting = True
         self._model = model
 
+    def void(self) -> None:
+        """What is held is not to be trusted: none of it goes into a new history."""
+        self._void = True
+
     def inherit(self, pages: HostPages, state: CacheState) -> None:
         """The pages of an earlier life, whose bytes are still in their slots, come into an empty cache."""
         self._model = pages.model or self._model
@@ -40,13 +45,13 @@ class HostTier:
 
     def pages(self, state: CacheState) -> HostPages:
         """What could go into a new history: nothing, when an engine of another model has come already."""
-        if self._forgetting:
+        if self._forgetting or self._void:
             return NOTHING
         return host_pages(state, self._model) if self.settled else self._keeping.pages
 
     def held(self, state: CacheState) -> int:
         """How many keys that is."""
-        if self._forgetting:
+        if self._forgetting or self._void:
             return 0
         if not self.settled:
             return self._keeping.pages.count
@@ -54,6 +59,7 @@ class HostTier:
 
     def begin(self, activate: Activate, state: CacheState, consensus: Consensus) -> None:
         """A history begins: agree on what is kept."""
+        self._void = False
         least, most = activate.held_least, activate.held_most
         self._keeping.begin(activate.history, least, most, state, consensus)
         self.settled = not self._keeping.open

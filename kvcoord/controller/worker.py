@@ -6,21 +6,21 @@ calls at the same logical points. Messages, heartbeats and copies go on meanwhil
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from kvcoord.config.limits import Limits
 from kvcoord.controller.agreements import Agreements
 from kvcoord.controller.cache import Cache
-from kvcoord.controller.calls import page_keys, serve, serve_streaming
+from kvcoord.controller.calls import advanced, page_keys, serve, serve_streaming
 from kvcoord.controller.consensus import AgreedConsensus, Consensus
 from kvcoord.controller.effects import CacheEffect, Reply
+from kvcoord.controller.endings import difference, refusal
 from kvcoord.controller.host_tier import HostTier
-from kvcoord.controller.kept import NOTHING, HostPages
+from kvcoord.controller.kept import HostPages
 from kvcoord.controller.patience import LIMIT, Patience
-from kvcoord.controller.refusal import refusal
 from kvcoord.controller.streaming import StreamingCache
 from kvcoord.domain import PAGE_KEY_BYTES, DivergencePolicy, OperationId, Path, Reason
-from kvcoord.errors import UsageError
+from kvcoord.errors import DeadlineExceeded, GroupLost, UsageError
 from kvcoord.protocol.effects import (
     Activated,
     Apply,
@@ -34,7 +34,7 @@ from kvcoord.protocol.effects import (
     RankEffect,
     SendUp,
 )
-from kvcoord.protocol.local import Advance, Advanced, Agree, Call, Failed, Match, failed
+from kvcoord.protocol.local import Advance, Agree, Call, Failed, Match, failed
 from kvcoord.protocol.messages import Activate, Completion, Decision, Entry, FromCoordinator, Verdict
 from kvcoord.protocol.rank import RankMachine, RankState
 
@@ -132,8 +132,7 @@ class WorkerMachine:
 
     def bequeath(self) -> HostPages:
         """The host pages for the machine that comes after this one, once its cache is abandoned and no copy runs."""
-        diverged = self.failure is not None and self.failure.error == "Diverged"
-        return NOTHING if diverged else self.host.pages(self.cache.state)
+        return self.host.pages(self.cache.state)
 
     def closed(self, session: int) -> None:
         """The engine is gone: its calls need no answer."""
@@ -161,7 +160,8 @@ class WorkerMachine:
         effects = self.rank.tick(now) if self.rank else []
         self.cache.give_up(self._patience.late(now))
         if self._patience.over(now) and self.failure is None:
-            self._fail("DeadlineExceeded", ["end of the copies that calls wait for", LIMIT, self._patience.limit_s])
+            late = DeadlineExceeded("end of the copies that calls wait for", LIMIT, self._patience.limit_s)
+            self._fail(failed(late))
             effects += self.rank.leave(now) if self.rank else []
         return self._after(effects, now)
 
@@ -234,14 +234,14 @@ class WorkerMachine:
                 out.append(Note("suspended", "", {"rank": effect.rank, "cause": effect.cause, "group": self.group}))
             elif isinstance(effect, JoinFailed):
                 assert self.rank is not None
-                self._fail("JoinRefused", refusal(self.group, self.rank.identity.rank, effect))
+                self._fail(failed(refusal(self.group, self.rank.identity.rank, effect)))
             elif isinstance(effect, Lost):
-                self._fail("GroupLost", [self.group, effect.cause, effect.waited_s])
+                self._fail(failed(GroupLost(self.group, effect.cause, effect.waited_s)))
             elif isinstance(effect, LogWanted):
                 assert self.rank is not None
                 self._follow(self.rank.log(effect.round, self.cache.state.digest.log()[-LOG_EVENTS_MAX:]), out, now)
             elif isinstance(effect, DivergenceSeen):
-                self._diverged(effect, out)
+                self._follow(self._diverged(effect, now), out, now)
 
     def _take_calls(self) -> None:
         if self.failure is not None:
@@ -302,17 +302,7 @@ class WorkerMachine:
                 completed += self._apply_verdict(verdict)
             self._send_frame(self.rank, step)
         self.step = step
-        state = self.cache.state
-        outcomes, state.outcomes = state.outcomes, []
-        broken, state.broken = state.broken, []
-        ended = [completion.operation for completion in completed if completion.ok]
-        retracted = [
-            (completion.operation, completion.reason or Reason.COPY_FAILED, completion.rank)
-            for completion in completed
-            if not completion.ok
-        ]
-        answer = Advanced(step, -1 if due is None else due, outcomes, ended, retracted, self.cache.open_count(), broken)
-        state.reply(who, answer)
+        self.cache.state.reply(who, advanced(cache, step, -1 if due is None else due, completed))
         return True
 
     def _apply_verdict(self, verdict: Verdict) -> list[Completion]:
@@ -388,13 +378,18 @@ class WorkerMachine:
         for entry in early:
             self._apply(entry)
 
-    def _diverged(self, seen: DivergenceSeen, out: list[WorkerEffect]) -> None:
+    def _diverged(self, seen: DivergenceSeen, now: float) -> list[RankEffect]:
         self.divergences += 1
         self.first_divergence = self.first_divergence or seen
-        out.append(Note("divergence", seen.operation, {"round": seen.round, "sides": seen.sides, "group": self.group}))
-        if self._policy is DivergencePolicy.STOP:
-            self._fail("Diverged", [self.group, seen.round, seen.sides, seen.operation])
+        detail = {"round": seen.round, "sides": seen.sides, "group": self.group}
+        effects: list[RankEffect] = [Note("divergence", seen.operation, detail)]
+        if self._policy is DivergencePolicy.WARN:
+            return effects
+        self.host.void()
+        if self._policy is DivergencePolicy.STOP or self.rank is None:
+            self._fail(Failed("Diverged", [self.group, seen.round, seen.sides, seen.operation]))
+            return effects
+        return effects + self.rank.begin_anew(Reason.DIVERGED, seen.sides[-1][0], difference(seen), now)
 
-    def _fail(self, error: str, fields: Sequence[str | int | float | list[list[int]]]) -> None:
-        if self.failure is None:
-            self.failure = Failed(error, list(fields))
+    def _fail(self, failure: Failed) -> None:
+        self.failure = self.failure or failure

@@ -129,6 +129,11 @@ class RankMachine:
         """The transport says that nobody is at the coordinator's address."""
         return self.membership.absent(now)
 
+    def begin_anew(self, reason: Reason, rank: Rank, cause: str, now: float) -> list[RankEffect]:
+        """Joins again as one that knows nothing, so that the whole group begins a new history. `rank` is to blame."""
+        self.history = NO_EPOCH
+        return self.membership.join_again(reason, rank, cause, now)
+
     def tick(self, now: float) -> list[RankEffect]:
         """Lets every deadline up to `now` pass."""
         effects = self.membership.tick(now)

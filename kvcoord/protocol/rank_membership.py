@@ -189,7 +189,14 @@ class RankMembership:
         """The coordinator has been restarted, or had given this rank up: join again where we are."""
         if self.state is RankState.JOINING:
             return []
-        effects = self._suspend(Reason.COORDINATOR_LOST, -1, "the coordinator does not know this rank any more", now)
+        cause = "the coordinator does not know this rank any more"
+        return self.join_again(Reason.COORDINATOR_LOST, -1, cause, now)
+
+    def join_again(self, reason: Reason, rank: Rank, cause: str, now: float) -> list[RankEffect]:
+        """Ends its part in this epoch, and says Hello to the same coordinator."""
+        if self.ended:
+            return []
+        effects = self._suspend(reason, rank, cause, now)
         self.attachment.again(now)
         return [*effects, SendUp(self._hello())]
 

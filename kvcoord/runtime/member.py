@@ -23,7 +23,8 @@ from weakref import WeakSet
 import uvloop
 
 from kvcoord.config.process import WorkerConfig
-from kvcoord.errors import DeadlineExceeded, UsageError
+from kvcoord.domain import DivergencePolicy
+from kvcoord.errors import ConfigError, DeadlineExceeded, UsageError
 from kvcoord.protocol.messages import Ack, Decision, Verdict, Vote
 from kvcoord.protocol.rank import RankState
 from kvcoord.runtime.board import Board
@@ -41,9 +42,15 @@ class Member:
 
     `config` needs `group` (name, world size, lag), `rank`, `coordinators`, limits and timeouts; the rest is not used.
     `fingerprint`: what all ranks must have in common. `events`: see `member_loop.EventLog`.
+
+    Raises ConfigError for divergence=resync: only a sidecar has a cache that it can drop.
     """
 
     def __init__(self, config: WorkerConfig, fingerprint: dict[str, str | int], *, events: EventLog) -> None:
+        policy = config.group.divergence
+        if policy is DivergencePolicy.RESYNC:
+            fix = "an engine that keeps its own pools and index cannot be emptied under its requests: use stop or warn"
+            raise ConfigError("group.divergence", policy.value, fix)
         self.config = config
         self._fingerprint = fingerprint
         self._events = events

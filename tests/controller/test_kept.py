@@ -15,7 +15,6 @@ from kvcoord.protocol.local import (
     Acquire,
     Acquired,
     Advance,
-    Failed,
     Match,
     Matched,
     Release,
@@ -296,5 +295,6 @@ def test_streaming_ranks_keep_their_host_tier_too() -> None:
 
 def test_a_group_that_diverged_keeps_nothing() -> None:
     lives = warm()
-    lives.workers[0].failure = Failed("Diverged", [])
+    lives.workers[0].cache.state.digest.apply("only here")
+    lives.advance()
     assert lives.bequests()[0] == NOTHING
