@@ -15,6 +15,9 @@ from kvcoord.errors import ConfigError
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Slots = Annotated[int, msgspec.Meta(ge=1, le=2**28)]
+TailSlots = Annotated[int, msgspec.Meta(ge=0, le=2**28)]
+"""Slots of one pool on one rank. Each costs some 50 bytes of bookkeeping, so a mistyped number is to end here."""
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 """At most a day: every wait ends."""
 

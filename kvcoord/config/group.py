@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from kvcoord.config.fields import Count, PositiveInt, check_fields
+from kvcoord.config.fields import Count, PositiveInt, TailSlots, check_fields
 from kvcoord.domain import DivergencePolicy, WritePolicy
 from kvcoord.errors import ConfigError
 
@@ -68,10 +68,10 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     window_pages: Count = 0
     """Pages at the end of a sequence that a pool of kind window keeps. 0 for the other kinds."""
 
-    device_slots: Count = 0
+    device_slots: TailSlots = 0
     """Slots of a pool of kind window or state in this rank's device memory; ranks may differ. 0: device_pages."""
 
-    host_slots: Count = 0
+    host_slots: TailSlots = 0
     """The same in this rank's host memory. 0: host_pages."""
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import msgspec
 
 from kvcoord.config.address import check_link, check_loopback, split_host_port
-from kvcoord.config.fields import Count, PositiveInt, check_fields
+from kvcoord.config.fields import Count, PositiveInt, Slots, check_fields
 from kvcoord.config.group import GroupConfig
 from kvcoord.config.limits import Limits
 from kvcoord.config.timeouts import Timeouts
@@ -154,11 +154,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     embed_coordinator: bool = False
     """Rank 0's worker also runs the coordinator, at the first of these addresses: no process of its own is needed."""
 
-    device_pages: PositiveInt = 4096
+    device_pages: Slots = 4096
     """Pages that each pool holds in device memory, but for those with device_slots. Ranks may differ: the smallest
     counts."""
 
-    host_pages: PositiveInt = 16384
+    host_pages: Slots = 16384
     """Pages that each pool holds in host memory, but for those with host_slots. Ranks may differ: the smallest
     counts."""
 

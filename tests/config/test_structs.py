@@ -92,6 +92,8 @@ def test_what_a_group_leaves_out_is_derived_from_the_rest(given: dict[str, int],
         (lambda: CoordinatorConfig(bind=["tcp://10.0.0.1:18500"]), "bind"),
         (lambda: CoordinatorConfig(bind=["tcp://10.0.0.1:99999"], insecure_tcp=True), "bind"),
         (lambda: CoordinatorConfig(http="0.0.0.0:18470"), "http"),
+        (lambda: WorkerConfig(rank=0, host_pages=1 << 44), "host_pages"),
+        (lambda: WorkerConfig(rank=0, device_pages=0), "device_pages"),
         (lambda: CoordinatorConfig(http="127.0.0.1"), "http"),
     ],
 )
