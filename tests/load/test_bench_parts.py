@@ -15,7 +15,7 @@ from kvcoord.load.bench.index import OPERATIONS, PeerTimes, index_rows, measure
 from kvcoord.load.bench.recovery import RecoveryRow, Successor, recover
 from kvcoord.load.bench.result import Budget, Series, compare
 from kvcoord.load.bench.scale import FEW_RANKS, FITTED_RANKS, MANY_VOTES, Model, fit, scale_row
-from kvcoord.load.bench.served import serve
+from kvcoord.load.bench.served import SCHEMES, serve
 
 
 def case(arrangement: str) -> CopyCase:
@@ -73,8 +73,9 @@ def test_a_core_is_full_when_its_groups_fill_a_step() -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_a_coordinator_process_is_measured_under_load_and_idle() -> None:
-    served = await serve(2, votes=2, rounds=20, idle_s=0.1)
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_a_coordinator_process_is_measured_under_load_and_idle(scheme: str) -> None:
+    served = await serve(scheme, 2, votes=2, rounds=20, idle_s=0.1)
     assert served.ready_s > 0
     assert served.resident_bytes > 1 << 20
     assert served.round_cpu_s >= 0

@@ -139,10 +139,10 @@ def _coordinator(rows: Sequence[CoordinatorRow]) -> list[BudgetRow]:
         )
     )
     for row in rows:
-        if row.case == "process, under load":
+        if row.ready_s is not None:
             judged.append(
                 BudgetRow(
-                    what=f"coordinator process, {row.ranks} ranks",
+                    what=f"coordinator {row.case}, {row.ranks} ranks",
                     budget=row.budget,
                     measured=f"{row.resident_mb or 0:.0f} MB, ready in {row.ready_s or 0:.2f} s",
                     peer="",

@@ -1,6 +1,6 @@
 """`kvcoord bench coordinator`: what one coordinator core can tally, what it holds, and what it costs when idle.
 
-Without sockets (`tally`) for many ranks and groups, and as a process over ZeroMQ (`served`) for some ranks.
+Without sockets (`tally`) for many ranks and groups; as a process, over a node link and over ZeroMQ, for some (`served`).
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from kvcoord.load.bench.result import Chart, Line, Result
-from kvcoord.load.bench.served import Served, serve
+from kvcoord.load.bench.served import SCHEMES, Served, serve
 from kvcoord.load.bench.tally import TallyPlan, TallyReport
 from kvcoord.load.dialogue import line
 from kvcoord.runtime.children import Child, Children
@@ -65,8 +65,9 @@ async def coordinator(*, quick: bool, on_case: Callable[[str], None] = lambda _:
         crowded = TallyPlan(ranks=4, groups=1, votes=1, rounds=0, copies_open=COPIES_OPEN)
         rows.append(await _tallied(children, crowded))
     for ranks in (4,) if quick else (4, 16):
-        on_case(f"coordinator process, {ranks} ranks")
-        rows += served_rows(await serve(ranks, votes=64, rounds=100 if quick else 1000))
+        for scheme in SCHEMES:
+            on_case(f"coordinator process at {scheme}, {ranks} ranks")
+            rows += served_rows(await serve(scheme, ranks, votes=64, rounds=100 if quick else 1000))
     return Result(
         name="coordinator",
         title="One coordinator core",
@@ -74,8 +75,8 @@ async def coordinator(*, quick: bool, on_case: Callable[[str], None] = lambda _:
         charts=[_votes_chart(rows), _groups_chart(rows)],
         notes=[
             "Cases of the machine decode every frame, decide and encode every verdict, without sockets.",
-            "Cases of the process go through ZeroMQ; votes a second are those of one second of its processor time,"
-            " I/O thread included.",
+            "Votes a second of the process are those of one second of its processor time. At unix:// it has its sockets"
+            " to itself; at ipc:// they are ZeroMQ's, whose I/O thread is counted too.",
         ],
     )
 
@@ -85,7 +86,7 @@ def served_rows(served: Served) -> list[CoordinatorRow]:
     limits = f"< {RESIDENT_BYTES_MAX / 1e6:.0f} MB resident, ready in < {READY_S_MAX} s"
     return [
         CoordinatorRow(
-            case="process, under load",
+            case=f"process, {served.scheme}",
             ranks=served.ranks,
             groups=1,
             votes=served.votes,
@@ -96,7 +97,13 @@ def served_rows(served: Served) -> list[CoordinatorRow]:
             budget=limits,
             met=served.resident_bytes < RESIDENT_BYTES_MAX and served.ready_s < READY_S_MAX,
         ),
-        CoordinatorRow(case="process, idle", ranks=served.ranks, groups=1, votes=0, cpu_share=served.idle_cpu_share),
+        CoordinatorRow(
+            case=f"process, {served.scheme} idle",
+            ranks=served.ranks,
+            groups=1,
+            votes=0,
+            cpu_share=served.idle_cpu_share,
+        ),
     ]
 
 

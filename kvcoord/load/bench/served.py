@@ -1,4 +1,4 @@
-"""A coordinator process under the frames of some ranks over ZeroMQ: its processor time, memory and start.
+"""A coordinator process under frames, over a node link or over ZeroMQ: its processor time, memory and start.
 
 The ranks are the production machines behind the production transport, all in this process: what they cost is not
 counted.
@@ -21,8 +21,13 @@ from kvcoord.protocol.effects import Activated, RankEffect, SendUp, VerdictReady
 from kvcoord.protocol.messages import Vote
 from kvcoord.protocol.rank import Identity, RankLimits, RankMachine
 from kvcoord.runtime.children import KVCOORD, SERVE, Children
+from kvcoord.transport.by_scheme import SchemeTransport
 from kvcoord.transport.link import Connection, LinkLimits
+from kvcoord.transport.node import SCHEME
 from kvcoord.transport.zeromq import ZeromqTransport
+
+SCHEMES: Final = (SCHEME, "ipc://")
+"""The node link, which is the default on one node, and ZeroMQ."""
 
 FREE: Final = (4096, 4096)
 IDLE_S: Final = 2.0
@@ -32,6 +37,7 @@ JOIN_TIMEOUT_S: Final = 30.0
 class Served(msgspec.Struct, frozen=True, kw_only=True):
     """`round_cpu_s` is processor time of one round; `idle_cpu_share` that of a second without a frame."""
 
+    scheme: str
     ranks: int
     votes: int
     ready_s: float
@@ -40,11 +46,11 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     resident_bytes: int
 
 
-async def serve(ranks: int, *, votes: int, rounds: int, idle_s: float = IDLE_S) -> Served:
+async def serve(scheme: str, ranks: int, *, votes: int, rounds: int, idle_s: float = IDLE_S) -> Served:
     """Starts a coordinator, joins the ranks, plays rounds one after another, then leaves it idle."""
     with tempfile.TemporaryDirectory(prefix="kvcoord-") as name:
         folder = Path(name)
-        address = f"ipc://{folder}/coordinator.sock"
+        address = f"{scheme}{folder}/coordinator.sock"
         path = write_config(
             folder, "coordinator", CoordinatorConfig(bind=[address], http=None, log_level=LogLevel.ERROR)
         )
@@ -63,6 +69,7 @@ async def serve(ranks: int, *, votes: int, rounds: int, idle_s: float = IDLE_S) 
             idle = usage(child.pid)
             await crowd.close()
     return Served(
+        scheme=scheme,
         ranks=ranks,
         votes=votes,
         ready_s=ready_s,
@@ -77,7 +84,7 @@ class Crowd:
 
     def __init__(self, ranks: int) -> None:
         self._loop = asyncio.get_running_loop()
-        self._transport = ZeromqTransport()
+        self._transport = SchemeTransport(ZeromqTransport())
         self._decoder = coordinator_decoder()
         self._machines = [_machine(rank, ranks) for rank in range(ranks)]
         self._connections: list[Connection] = []
