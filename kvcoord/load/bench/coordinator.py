@@ -1,6 +1,7 @@
 """`kvcoord bench coordinator`: what one coordinator core can tally, what it holds, and what it costs when idle.
 
-Without sockets (`tally`) for many ranks and groups; as a process, over a node link and over ZeroMQ, for some (`served`).
+Without sockets (`tally`) for many ranks and groups; as a process, over a node link and over ZeroMQ, for some ranks (see
+`served`).
 """
 
 from collections.abc import Callable
