@@ -13,13 +13,13 @@ from kvcoord.controller.agreements import Agreements
 from kvcoord.controller.cache import Cache
 from kvcoord.controller.calls import page_keys, serve, serve_streaming
 from kvcoord.controller.consensus import AgreedConsensus, Consensus
-from kvcoord.controller.effects import CacheEffect, Reply
-from kvcoord.controller.host_tier import HostTier
+from kvcoord.controller.effects import CacheEffect, Reply, StartCopy
+from kvcoord.controller.host_tier import HostTier, keys_in_a_vote
 from kvcoord.controller.kept import NOTHING, HostPages
 from kvcoord.controller.patience import LIMIT, Patience
 from kvcoord.controller.refusal import refusal
 from kvcoord.controller.streaming import StreamingCache
-from kvcoord.domain import PAGE_KEY_BYTES, DivergencePolicy, OperationId, Path, Reason
+from kvcoord.domain import DivergencePolicy, OperationId, Path, Reason
 from kvcoord.errors import UsageError
 from kvcoord.protocol.effects import (
     Activated,
@@ -87,7 +87,7 @@ class WorkerMachine:
         self._early: list[Entry] = []
         """What the stream of a new history has brought before its cache was made."""
         self._activation: Activate | None = None
-        self.host = HostTier(min(limits.pages_per_operation_max, limits.message_bytes_max // (8 * PAGE_KEY_BYTES)))
+        self.host = HostTier(keys_in_a_vote(limits), self.cache.state.shares)
         self.host.settled = rank is None
         self._agreements = Agreements()
         self._patience = Patience(copy_timeout_s)
@@ -196,7 +196,7 @@ class WorkerMachine:
         for effect in effects:
             if isinstance(effect, Reply):
                 self._unanswered.pop((effect.session, effect.call), None)
-            else:
+            elif isinstance(effect, StartCopy):
                 self.copies_open += 1
             out.append(effect)
         self._patience.look(self._waits_for_copies(), self.cache.awaited, now)

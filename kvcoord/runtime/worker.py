@@ -17,7 +17,7 @@ import msgspec
 
 from kvcoord.config.process import WorkerConfig
 from kvcoord.controller.assembly import make_worker
-from kvcoord.controller.effects import Reply, StartCopy
+from kvcoord.controller.effects import MapHosts, Reply, StartCopy
 from kvcoord.controller.worker import WorkerEffect, WorkerMachine
 from kvcoord.dma.transfer import Transfer
 from kvcoord.domain import OperationId, Reason
@@ -113,6 +113,7 @@ class Worker:
     async def open(self) -> None:
         """Serves the engine and joins the group. Raises ConfigError when an address or a GPU cannot be used."""
         await self.copies.open()
+        self.machine.host.reached_by(self.copies.reach)
         await self._sessions.open(self._local, self.config.listen, self._asked, self._lost)
         self._perform(self.machine.start(self._loop.time()))
         self._flush()
@@ -213,7 +214,7 @@ class Worker:
             [pool.layers_of_stage(group.stage(self.config.rank)) for pool in group.pools],
             [pool.dtype for pool in group.pools],
             self.config.device_pages,
-            self.config.host_pages,
+            self.config.host_pages_shared,
             group.page_tokens,
             group.lockstep,
             [pool.parts for pool in group.pools],
@@ -257,7 +258,9 @@ class Worker:
 
     def _new_machine(self) -> WorkerMachine:
         self.incarnation = int.from_bytes(os.urandom(7), "little")
-        return self._make_machine(self.config, self.incarnation)
+        machine = self._make_machine(self.config, self.incarnation)
+        machine.host.reached_by(self.copies.reach)
+        return machine
 
     # --- the group ------------------------------------------------------------------------------------------------
 
@@ -333,6 +336,8 @@ class Worker:
             elif isinstance(effect, StartCopy):
                 self._recording.performed(effect)
                 self._transfers[effect.operation] = self.copies.start(effect)
+            elif isinstance(effect, MapHosts):
+                self.copies.follow(effect.named)
             elif isinstance(effect, Attach):
                 self.uplink.attach(effect.index, self.incarnation)
             else:

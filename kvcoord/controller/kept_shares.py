@@ -1,0 +1,213 @@
+"""The host tier between two histories where pages are kept once: every rank says what it keeps, and all take that.
+
+Whether a page is there is for the rank to say whose memory holds it: with one that has lost its own nothing else is
+lost. Each rank puts votes of its own, in which it alone takes part, and whose values everybody is told:
+
+    rank r, portion 0:  how to reach its memory, what computed its pages, and pages whose keys are in the first range
+    rank r, portion n:  pages whose keys are in range n
+
+A rank votes when none of its copies runs any more, so when all have voted nobody reads what anybody may now write. A
+vote that was aborted (its group was suspended) is put again. Then every rank builds the same index from what was said:
+pages that can be reached from the root, in the slots that they have. It knows nothing of bytes or messages.
+"""
+
+from typing import Final
+
+from kvcoord.controller.consensus import AgreedConsensus, Consensus
+from kvcoord.controller.effects import MapHosts
+from kvcoord.controller.kept import NOTHING, HostPages, portion_bits, portion_of
+from kvcoord.controller.placing import slots_digest
+from kvcoord.controller.state import CacheState
+from kvcoord.controller.tiers import INDEX
+from kvcoord.domain import PAGE_KEY_BYTES, Agreement, OperationId, OperationKind, Outcome, PageKey, Rank, Tier
+from kvcoord.errors import InvariantBroken
+from kvcoord.memory.shares import Shares
+from kvcoord.protocol.messages import Decision, Vote
+
+_NAME: Final = "kept-shares/"
+_ROOT: Final = bytes(PAGE_KEY_BYTES)
+_SLOT_BYTES: Final = 4
+
+_MEMORY: Final = b"m"
+_MODEL: Final = b"c"
+_PAGE: Final = b"p"
+"""What an item of a vote says, by its first byte. A page: the key of the page before it, its own, its slot."""
+
+Page = tuple[PageKey, PageKey, int]
+"""(key of the page before it, key, slot)."""
+
+
+class SharedKeeping:
+    """One rank's part. `open` from `begin` until it is settled; then `model` is what computed the pages that are kept.
+
+    `keys_max` bounds the pages of one vote; what a rank keeps beyond in one portion is dropped.
+    """
+
+    def __init__(self, keys_max: int, shares: Shares) -> None:
+        self.pages = NOTHING
+        self.open = False
+        self.model = ""
+        self.memory = b""
+        """How the other ranks reach the memory of this one."""
+        self._keys_max = keys_max
+        self._shares = shares
+        self._history = 0
+        self._portions: list[list[bytes]] = []
+        self._next = self._attempt = 0
+        self._said: dict[Rank, dict[int, list[bytes]]] = {}
+
+    def hold(self, pages: HostPages, state: CacheState) -> None:
+        """Pages of an earlier life. Their slots are taken when it is agreed which are kept."""
+        del state
+        self.pages = pages
+
+    def begin(self, history: int, least: int, most: int, state: CacheState, consensus: Consensus) -> None:
+        """A history begins, in which no rank holds more than `most` keys from before."""
+        del least
+        self.open = True
+        self._history = history
+        self._said = {rank: {} for rank in range(self._shares.world_size)}
+        self._portions = self._divided(most)
+        self._next = self._attempt = 0
+        self._vote(state, consensus)
+
+    def decide(self, decision: Decision, state: CacheState, consensus: Consensus) -> bool:
+        """What one rank has said, or (aborted) must say again. Whether it was that."""
+        if not decision.operation.startswith(_NAME):
+            return False
+        if self.open:
+            if self._take(decision) == self._shares.rank:
+                self._vote(state, consensus)
+            self._settle_if_said(state, consensus)
+        return True
+
+    def _take(self, decision: Decision) -> Rank:
+        """Notes it. Returns the rank whose vote it was, -1 for one of another history."""
+        history, rank, portion, attempt = [int(part) for part in decision.operation[len(_NAME) :].split("/")]
+        if history != self._history:
+            return -1
+        if decision.outcome is Outcome.COMMIT:
+            assert isinstance(decision.value, list)
+            self._said[rank].setdefault(portion, decision.value)
+        if rank == self._shares.rank and (portion, attempt) == (self._next, self._attempt):
+            if decision.outcome is Outcome.COMMIT:
+                self._next, self._attempt = self._next + 1, 0
+            else:
+                self._attempt += 1
+        return rank
+
+    def _vote(self, state: CacheState, consensus: Consensus) -> None:
+        """This rank's next portion, for as long as decisions are there already."""
+        while self._next < len(self._portions):
+            operation = self._operation()
+            vote = Vote(
+                operation,
+                OperationKind.CUSTOM,
+                True,
+                Agreement.INTERSECT,
+                participants=1 << self._shares.rank,
+                value=self._portions[self._next],
+            )
+            decision = consensus.propose(vote, deferred=False)
+            if decision is None:
+                return
+            self._take(decision)
+        self._settle_if_said(state, consensus)
+
+    def _operation(self) -> OperationId:
+        return f"{_NAME}{self._history}/{self._shares.rank}/{self._next}/{self._attempt}"
+
+    def _divided(self, most: int) -> list[list[bytes]]:
+        """What this rank has to say, by portion: as many on every rank."""
+        bits = portion_bits(most, self._keys_max)
+        portions: list[list[bytes]] = [[] for _ in range(1 << bits)]
+        for before, key, slot in self._own():
+            item = _PAGE + before + key + slot.to_bytes(_SLOT_BYTES, "big")
+            portions[portion_of(key, bits)].append(item)
+        portions = [sorted(items)[: self._keys_max] for items in portions]
+        portions[0] = sorted([_MEMORY + self.memory, _MODEL + self.pages.model.encode(), *portions[0]])
+        return portions
+
+    def _own(self) -> list[Page]:
+        """The pages that this rank keeps."""
+        shares, own = self._shares, []
+        ends: list[PageKey] = []
+        for branch in self.pages.branches:
+            before = ends[branch.above] if branch.above >= 0 else _ROOT
+            ends.append(branch.keys[-1])
+            if branch.slots is None:
+                continue
+            if any(pool != branch.slots[0] for pool in branch.slots):
+                raise InvariantBroken("a page that is kept once has one slot number in all pools", str(branch.slots))
+            for key, slot in zip(branch.keys, branch.slots[0], strict=True):
+                if shares.share_of(slot) == shares.own:
+                    own.append((before, key, slot))
+                before = key
+        return own
+
+    # --- what all have said ---------------------------------------------------------------------------------------
+
+    def _settle_if_said(self, state: CacheState, consensus: Consensus) -> None:
+        """Once every rank has said everything."""
+        if not self.open or any(len(said) < len(self._portions) for said in self._said.values()):
+            return
+        named: dict[Rank, bytes] = {}
+        models: dict[Rank, str] = {}
+        pages: dict[Rank, set[Page]] = {}
+        for rank, said in self._said.items():
+            pages[rank] = set()
+            for item in (item for portion in said.values() for item in portion):
+                if item.startswith(_MEMORY):
+                    named[rank] = item[1:]
+                elif item.startswith(_MODEL):
+                    models[rank] = item[1:].decode()
+                else:
+                    pages[rank].add(_page(item))
+        state.effects.append(MapHosts({rank: named[rank] for rank in self._shares.holders}))
+        self.model = next((models[rank] for rank in sorted(pages) if pages[rank]), "")
+        spoken = {rank: held if models[rank] == self.model else set() for rank, held in pages.items()}
+        slots = self._publish(self._agreed(spoken), state)
+        if slots:
+            state.digest.apply(f"keep {len(slots)} at {slots_digest(slots):x}")
+        if isinstance(consensus, AgreedConsensus):
+            consensus.agree(Tier.HOST, [pool.free_count for pool in state.pools.host])
+        self.pages = NOTHING
+        self.open = False
+        self._portions = []
+        self._said = {}
+
+    def _agreed(self, spoken: dict[Rank, set[Page]]) -> dict[PageKey, list[tuple[PageKey, int]]]:
+        """(key, slot) of the pages to keep, by the key of the page before: in each share what all its keepers have."""
+        places: dict[PageKey, tuple[int, PageKey]] = {}
+        for share in range(self._shares.count):
+            keepers = [spoken[rank] for rank in range(share, self._shares.world_size, self._shares.count)]
+            for before, key, slot in set.intersection(*keepers):
+                places[key] = min((slot, before), places.get(key, (slot, before)))
+        below: dict[PageKey, list[tuple[PageKey, int]]] = {}
+        for key, (slot, before) in sorted(places.items()):
+            below.setdefault(before, []).append((key, slot))
+        return below
+
+    def _publish(self, below: dict[PageKey, list[tuple[PageKey, int]]], state: CacheState) -> list[int]:
+        """Publishes what can be reached, run by run. Returns the slots."""
+        taken: list[int] = []
+        waiting: list[list[PageKey]] = [[]]
+        while waiting:
+            path = waiting.pop()
+            for key, slot in reversed(below.get(path[-1] if path else _ROOT, ())):
+                run, keys = [slot], [*path, key]
+                while len(following := below.get(keys[-1], [])) == 1:
+                    keys.append(following[0][0])
+                    run.append(following[0][1])
+                for pool in state.pools.host:
+                    pool.claim(run, INDEX)
+                state.tree.publish_host(keys, len(path), len(run), [list(run) for _ in state.pools.host])
+                taken += run
+                waiting.append(keys)
+        return taken
+
+
+def _page(item: bytes) -> Page:
+    at = len(_PAGE) + PAGE_KEY_BYTES
+    end = at + PAGE_KEY_BYTES
+    return item[len(_PAGE) : at], item[at:end], int.from_bytes(item[end:], "big")
