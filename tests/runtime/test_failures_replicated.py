@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ SHARE = 16
 PATHS = [block_page_keys([100 * path + page for page in range(PATH_PAGES)]) for path in range(8)]
 
 
-def replicated(folder: Path, ranks: int, **group: object) -> ProcessGroup:
+def replicated(folder: Path, ranks: int, **group: Any) -> ProcessGroup:
     made = ProcessGroup(folder, ranks, **({"kv_replicas": ranks} | group))
     for rank in range(ranks):
         made.equip(rank, host_pages=SHARE)
