@@ -237,9 +237,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_replicas(self) -> None:
         """What cannot be done with host pages in the memory of another rank's worker."""
-        if self.copies.engine is not CopyEngineKind.CPU:
-            fix = "must be cpu with group.kv_replicas > 1: a GPU copies from host memory of its own worker only"
-            raise ConfigError("copies.engine", self.copies.engine.value, fix)
         if self.copies.checksums:
             fix = "must be false with group.kv_replicas > 1: who loads a page has not always written it"
             raise ConfigError("copies.checksums", self.copies.checksums, fix)

@@ -1,12 +1,15 @@
 """From an engine's call to the method of the cache that serves it. What can never work raises UsageError."""
 
+from collections.abc import Sequence
+
 from kvcoord.controller.cache import Cache
 from kvcoord.controller.operations import Call as Caller
 from kvcoord.controller.streaming import StreamingCache
-from kvcoord.domain import PAGE_KEY_BYTES, PageKey
+from kvcoord.domain import PAGE_KEY_BYTES, PageKey, Reason
 from kvcoord.errors import UsageError
 from kvcoord.protocol.local import (
     Acquire,
+    Advanced,
     Allocate,
     Call,
     Evict,
@@ -16,6 +19,7 @@ from kvcoord.protocol.local import (
     WriteThrough,
     split_keys,
 )
+from kvcoord.protocol.messages import Completion
 
 
 def serve(cache: Cache, call: Call, who: Caller, pages_max: int) -> None:
@@ -59,3 +63,17 @@ def page_keys(joined: bytes, pages_max: int) -> list[PageKey]:
         pages = len(joined) // PAGE_KEY_BYTES
         raise UsageError("keys", pages, f"name at most pages_per_operation_max={pages_max} pages in one call")
     return split_keys(joined)
+
+
+def advanced(cache: Cache, step: int, verdict: int, completed: Sequence[Completion]) -> Advanced:
+    """What a step is answered: the outcomes since the last one, and the operations that have ended with it."""
+    state = cache.state
+    outcomes, state.outcomes = state.outcomes, []
+    broken, state.broken = state.broken, []
+    ended = [completion.operation for completion in completed if completion.ok]
+    retracted = [
+        (completion.operation, completion.reason or Reason.COPY_FAILED, completion.rank)
+        for completion in completed
+        if not completion.ok
+    ]
+    return Advanced(step, verdict, outcomes, ended, retracted, cache.open_count(), broken)

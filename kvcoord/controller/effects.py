@@ -18,9 +18,10 @@ class StartCopy(msgspec.Struct, frozen=True):
 class MapHosts(msgspec.Struct, frozen=True):
     """Host memory of the ranks that hold the same bytes, as each has named its own: copies read it from now on.
 
-    No copy of this rank runs.
+    Ends with `hosts_mapped`, which may take a while. Until then no copy of this rank runs.
     """
 
+    history: int
     named: dict[Rank, bytes]
 
 

@@ -87,6 +87,12 @@ class HostTier:
         self._settle()
         return True
 
+    def mapped(self, history: int, state: CacheState, consensus: Consensus) -> None:
+        """The memory of the ranks that keep pages for this one can be read."""
+        if self._shared is not None:
+            self._shared.mapped(history, state, consensus)
+            self._settle()
+
     def _settle(self) -> None:
         """Pages that are kept once come from other ranks too: what computed them is said with them."""
         was_settled, self.settled = self.settled, not self._keeping.open

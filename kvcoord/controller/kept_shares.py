@@ -3,12 +3,13 @@
 Whether a page is there is for the rank to say whose memory holds it: with one that has lost its own nothing else is
 lost. Each rank puts votes of its own, in which it alone takes part, and whose values everybody is told:
 
-    rank r, portion 0:  how to reach its memory, what computed its pages, and pages whose keys are in the first range
-    rank r, portion n:  pages whose keys are in range n
+    rank r, portion 0:  how to reach its memory, and what computed its pages
+    rank r, portion n:  when it reaches the memory of the others: those of its pages whose keys are in range n
 
-A rank votes when none of its copies runs any more, so when all have voted nobody reads what anybody may now write. A
-vote that was aborted (its group was suspended) is put again. Then every rank builds the same index from what was said:
-pages that can be reached from the root, in the slots that they have. It knows nothing of bytes or messages.
+A rank votes when none of its copies runs any more, so when all have voted nobody reads what anybody may now write, and
+all can read what there is. A vote that was aborted (its group was suspended) is put again. Then every rank builds the
+same index from what was said: pages that can be reached from the root, in the slots that they have. It knows nothing of
+bytes or messages.
 """
 
 from typing import Final
@@ -30,8 +31,7 @@ _SLOT_BYTES: Final = 4
 
 _MEMORY: Final = b"m"
 _MODEL: Final = b"c"
-_PAGE: Final = b"p"
-"""What an item of a vote says, by its first byte. A page: the key of the page before it, its own, its slot."""
+"""What an item of portion 0 says, by its first byte. The others: the key of the page before, a page's own, its slot."""
 
 Page = tuple[PageKey, PageKey, int]
 """(key of the page before it, key, slot)."""
@@ -54,6 +54,7 @@ class SharedKeeping:
         self._history = 0
         self._portions: list[list[bytes]] = []
         self._next = self._attempt = 0
+        self._mapping = self._mapped = False
         self._said: dict[Rank, dict[int, list[bytes]]] = {}
 
     def hold(self, pages: HostPages, state: CacheState) -> None:
@@ -69,6 +70,7 @@ class SharedKeeping:
         self._said = {rank: {} for rank in range(self._shares.world_size)}
         self._portions = self._divided(most)
         self._next = self._attempt = 0
+        self._mapping = self._mapped = False
         self._vote(state, consensus)
 
     def decide(self, decision: Decision, state: CacheState, consensus: Consensus) -> bool:
@@ -76,16 +78,30 @@ class SharedKeeping:
         if not decision.operation.startswith(_NAME):
             return False
         if self.open:
-            if self._take(decision) == self._shares.rank:
-                self._vote(state, consensus)
-            self._settle_if_said(state, consensus)
+            self._take(decision)
+            self._go_on(state, consensus)
         return True
 
-    def _take(self, decision: Decision) -> Rank:
-        """Notes it. Returns the rank whose vote it was, -1 for one of another history."""
+    def mapped(self, history: int, state: CacheState, consensus: Consensus) -> None:
+        """This rank reaches the memory of the others, as they have named it in this history."""
+        if self.open and history == self._history:
+            self._mapped = True
+            self._go_on(state, consensus)
+
+    def _go_on(self, state: CacheState, consensus: Consensus) -> None:
+        if not self._mapping and all(0 in said for said in self._said.values()):
+            self._mapping = True
+            named = {rank: _told(self._said[rank][0], _MEMORY) for rank in self._shares.holders}
+            state.effects.append(MapHosts(self._history, named))
+        self._vote(state, consensus)
+        if all(len(said) == len(self._portions) for said in self._said.values()):
+            self._settle(state, consensus)
+
+    def _take(self, decision: Decision) -> None:
+        """Notes it, unless it is of another history."""
         history, rank, portion, attempt = [int(part) for part in decision.operation[len(_NAME) :].split("/")]
         if history != self._history:
-            return -1
+            return
         if decision.outcome is Outcome.COMMIT:
             assert isinstance(decision.value, list)
             self._said[rank].setdefault(portion, decision.value)
@@ -94,11 +110,10 @@ class SharedKeeping:
                 self._next, self._attempt = self._next + 1, 0
             else:
                 self._attempt += 1
-        return rank
 
     def _vote(self, state: CacheState, consensus: Consensus) -> None:
         """This rank's next portion, for as long as decisions are there already."""
-        while self._next < len(self._portions):
+        while self._next < (len(self._portions) if self._mapped else 1):
             operation = self._operation()
             vote = Vote(
                 operation,
@@ -112,7 +127,6 @@ class SharedKeeping:
             if decision is None:
                 return
             self._take(decision)
-        self._settle_if_said(state, consensus)
 
     def _operation(self) -> OperationId:
         return f"{_NAME}{self._history}/{self._shares.rank}/{self._next}/{self._attempt}"
@@ -122,11 +136,9 @@ class SharedKeeping:
         bits = portion_bits(most, self._keys_max)
         portions: list[list[bytes]] = [[] for _ in range(1 << bits)]
         for before, key, slot in self._own():
-            item = _PAGE + before + key + slot.to_bytes(_SLOT_BYTES, "big")
-            portions[portion_of(key, bits)].append(item)
-        portions = [sorted(items)[: self._keys_max] for items in portions]
-        portions[0] = sorted([_MEMORY + self.memory, _MODEL + self.pages.model.encode(), *portions[0]])
-        return portions
+            portions[portion_of(key, bits)].append(before + key + slot.to_bytes(_SLOT_BYTES, "big"))
+        own = [_MEMORY + self.memory, _MODEL + self.pages.model.encode()]
+        return [own, *(sorted(items)[: self._keys_max] for items in portions)]
 
     def _own(self) -> list[Page]:
         """The pages that this rank keeps."""
@@ -147,23 +159,13 @@ class SharedKeeping:
 
     # --- what all have said ---------------------------------------------------------------------------------------
 
-    def _settle_if_said(self, state: CacheState, consensus: Consensus) -> None:
-        """Once every rank has said everything."""
-        if not self.open or any(len(said) < len(self._portions) for said in self._said.values()):
-            return
-        named: dict[Rank, bytes] = {}
-        models: dict[Rank, str] = {}
-        pages: dict[Rank, set[Page]] = {}
-        for rank, said in self._said.items():
-            pages[rank] = set()
-            for item in (item for portion in said.values() for item in portion):
-                if item.startswith(_MEMORY):
-                    named[rank] = item[1:]
-                elif item.startswith(_MODEL):
-                    models[rank] = item[1:].decode()
-                else:
-                    pages[rank].add(_page(item))
-        state.effects.append(MapHosts({rank: named[rank] for rank in self._shares.holders}))
+    def _settle(self, state: CacheState, consensus: Consensus) -> None:
+        """Every rank has said everything."""
+        models = {rank: _told(said[0], _MODEL).decode() for rank, said in self._said.items()}
+        pages = {
+            rank: {_page(item) for portion in range(1, len(said)) for item in said[portion]}
+            for rank, said in self._said.items()
+        }
         self.model = next((models[rank] for rank in sorted(pages) if pages[rank]), "")
         spoken = {rank: held if models[rank] == self.model else set() for rank, held in pages.items()}
         slots = self._publish(self._agreed(spoken), state)
@@ -207,7 +209,10 @@ class SharedKeeping:
         return taken
 
 
+def _told(items: list[bytes], kind: bytes) -> bytes:
+    return next(item[1:] for item in items if item.startswith(kind))
+
+
 def _page(item: bytes) -> Page:
-    at = len(_PAGE) + PAGE_KEY_BYTES
-    end = at + PAGE_KEY_BYTES
-    return item[len(_PAGE) : at], item[at:end], int.from_bytes(item[end:], "big")
+    end = 2 * PAGE_KEY_BYTES
+    return item[:PAGE_KEY_BYTES], item[PAGE_KEY_BYTES:end], int.from_bytes(item[end:], "big")

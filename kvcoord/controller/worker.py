@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from kvcoord.config.limits import Limits
 from kvcoord.controller.agreements import Agreements
 from kvcoord.controller.cache import Cache
-from kvcoord.controller.calls import page_keys, serve, serve_streaming
+from kvcoord.controller.calls import advanced, page_keys, serve, serve_streaming
 from kvcoord.controller.consensus import AgreedConsensus, Consensus
 from kvcoord.controller.effects import CacheEffect, Reply, StartCopy
 from kvcoord.controller.host_tier import HostTier, keys_in_a_vote
@@ -34,7 +34,7 @@ from kvcoord.protocol.effects import (
     RankEffect,
     SendUp,
 )
-from kvcoord.protocol.local import Advance, Advanced, Agree, Call, Failed, Match, failed
+from kvcoord.protocol.local import Advance, Agree, Call, Failed, Match, failed
 from kvcoord.protocol.messages import Activate, Completion, Decision, Entry, FromCoordinator, Verdict
 from kvcoord.protocol.rank import RankMachine, RankState
 
@@ -123,6 +123,12 @@ class WorkerMachine:
         self._tell(now)
         if not self._renewing:
             self.cache.copy_ended(operation, error)
+        return self._after([], now)
+
+    def hosts_mapped(self, history: int, now: float) -> list[WorkerEffect]:
+        """What MapHosts of this history asked for is done."""
+        self._tell(now)
+        self.host.mapped(history, self.cache.state, self.consensus)
         return self._after([], now)
 
     def registered(self, model: str = "") -> None:
@@ -302,17 +308,7 @@ class WorkerMachine:
                 completed += self._apply_verdict(verdict)
             self._send_frame(self.rank, step)
         self.step = step
-        state = self.cache.state
-        outcomes, state.outcomes = state.outcomes, []
-        broken, state.broken = state.broken, []
-        ended = [completion.operation for completion in completed if completion.ok]
-        retracted = [
-            (completion.operation, completion.reason or Reason.COPY_FAILED, completion.rank)
-            for completion in completed
-            if not completion.ok
-        ]
-        answer = Advanced(step, -1 if due is None else due, outcomes, ended, retracted, self.cache.open_count(), broken)
-        state.reply(who, answer)
+        cache.state.reply(who, advanced(cache, step, -1 if due is None else due, completed))
         return True
 
     def _apply_verdict(self, verdict: Verdict) -> list[Completion]:

@@ -8,7 +8,7 @@ from kvcoord.controller.effects import StartCopy
 from kvcoord.dma.engine import CopyPlan, CopyStatistics, Direction, DirectionStatistics, PoolCopy
 from kvcoord.dma.transfer import Transfer
 from kvcoord.domain import OperationId, Rank, Reason, Tier
-from kvcoord.errors import PeerUnavailable, UsageError
+from kvcoord.errors import ConfigError, PeerUnavailable, UsageError
 from kvcoord.memory.geometry import PoolGeometry
 from kvcoord.protocol.local import Done, Register, Registered
 from kvcoord.runtime.copy_engine import MakeDriver, WorkerCopyEngine, libcuda, open_copy_engine
@@ -45,6 +45,7 @@ class Copies:
             if layers[number]
         ]
         self._host = HostMemory(config, self._geometries)
+        self._following: set[asyncio.Task[None]] = set()
         self._device: EngineMemory | None = None
         self._copying: WorkerCopyEngine | None = None
 
@@ -65,9 +66,20 @@ class Copies:
         """How other ranks reach this rank's host memory, for `follow` there."""
         return self._host.reach
 
-    def follow(self, named: dict[Rank, bytes]) -> None:
-        """Maps the host memory of other ranks. Raises ConfigError for one that is on another host."""
-        self._host.follow(named)
+    def follow(self, named: dict[Rank, bytes], done: Callable[[ConfigError | None], None]) -> None:
+        """Maps the host memory of other ranks. `done` is called on the loop, with the error if that cannot be done."""
+        task = self._loop.create_task(self._follow(named, done))
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
+
+    async def _follow(self, named: dict[Rank, bytes], done: Callable[[ConfigError | None], None]) -> None:
+        assert self._copying is not None
+        failed = None
+        try:
+            await self._host.follow(named, self._copying.gpu)
+        except ConfigError as error:
+            failed = error
+        done(failed)
 
     def register(self, call: Register) -> Done | Registered:
         """Maps the engine's device pools. Raises UsageError, ConfigError or PeerUnavailable, and maps none then."""
@@ -111,7 +123,9 @@ class Copies:
         return self._copying.engine.statistics()
 
     async def close(self) -> None:
-        """Waits for copies under way, then unmaps everything."""
+        """Waits for what is under way, then unmaps everything."""
+        for task in list(self._following):
+            await task
         if self._copying is not None:
             await self._copying.close()
         self.unregister()

@@ -4,6 +4,7 @@ Such pools are unnamed files in memory that the workers of one host map from eac
 made it, so a worker that dies takes no memory away from under a copy. It does not know when pages are copied.
 """
 
+import asyncio
 import logging
 import os
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Final
 import msgspec
 
 from kvcoord.config.process import WorkerConfig
+from kvcoord.dma.cuda import CudaCopyEngine
 from kvcoord.dma.engine import PoolCopy
 from kvcoord.domain import Layout, Rank
 from kvcoord.errors import ConfigError, PeerUnavailable
@@ -48,6 +50,7 @@ class HostMemory:
         self._config = config
         self._geometries = geometries
         self._files: list[SharedPages] = []
+        self._following = asyncio.Lock()
         self._shares = (
             Shares(config.rank, group.world_size, group.kv_replicas, config.host_pages)
             if group.kv_replicas > 1
@@ -76,23 +79,28 @@ class HostMemory:
         reach = _Reach(_this_host(), os.getpid(), layout, [(handle.fd, handle.inode) for handle in handles])
         return msgspec.msgpack.encode(reach)
 
-    def follow(self, named: dict[Rank, bytes]) -> None:
-        """Maps the pools of these ranks, and lets those of their former lives go. No copy may run.
+    async def follow(self, named: dict[Rank, bytes], gpu: CudaCopyEngine | None) -> None:
+        """Maps the pools of these ranks, and locks them for the GPU that copies, which may take seconds. Lets those of
+        their former lives go. No copy may run.
 
         One that is gone again has nothing to copy from: its group hears of that too. Raises ConfigError for a rank that
-        is on another host.
+        is on another host, or memory that cannot be locked.
         """
-        for rank, reach in named.items():
-            if rank == self._config.rank:
-                continue
-            held = self._mapped.get(rank)
-            if held is not None and held[0] == reach:
-                continue
-            self._forget(rank)
-            try:
-                self._mapped[rank] = reach, self._map(rank, _DECODER.decode(reach))
-            except PeerUnavailable as gone:
-                log.warning("host memory of rank %d: %s", rank, gone)
+        async with self._following:
+            for rank, reach in named.items():
+                held = self._mapped.get(rank)
+                if rank == self._config.rank or (held is not None and held[0] == reach):
+                    continue
+                self._forget(rank, gpu)
+                try:
+                    pools = self._map(rank, _DECODER.decode(reach))
+                except PeerUnavailable as gone:
+                    log.warning("host memory of rank %d: %s", rank, gone)
+                    continue
+                self._mapped[rank] = reach, pools
+                if gpu is not None:
+                    for memory in pools:
+                        await asyncio.get_running_loop().run_in_executor(None, gpu.pin, memory)
 
     def to_host(self, number: int, device: Pages, device_slots: Sequence[int], slots: Sequence[int]) -> list[PoolCopy]:
         """Copies of one pool out of the device: of the pages that this rank keeps."""
@@ -126,7 +134,7 @@ class HostMemory:
     def close(self) -> None:
         """Unmaps everything. Copies under way keep what they need until they are over."""
         for rank in list(self._mapped):
-            self._forget(rank)
+            self._forget(rank, None)
         for memory in self._files or self.own:
             memory.close()
         self.own.clear()
@@ -156,8 +164,10 @@ class HostMemory:
             raise
         return mapped
 
-    def _forget(self, rank: Rank) -> None:
+    def _forget(self, rank: Rank, gpu: CudaCopyEngine | None) -> None:
         for memory in self._mapped.pop(rank, (b"", []))[1]:
+            if gpu is not None:
+                gpu.unpin(memory)
             memory.close()
 
 

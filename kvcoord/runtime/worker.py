@@ -21,7 +21,7 @@ from kvcoord.controller.effects import MapHosts, Reply, StartCopy
 from kvcoord.controller.worker import WorkerEffect, WorkerMachine
 from kvcoord.dma.transfer import Transfer
 from kvcoord.domain import OperationId, Reason
-from kvcoord.errors import FrameError, JoinRefused, KvcoordError, UsageError
+from kvcoord.errors import ConfigError, FrameError, JoinRefused, KvcoordError, UsageError
 from kvcoord.observability.recorder import FlightRecorder
 from kvcoord.observability.snapshot import WorkerSnapshot
 from kvcoord.protocol.codec import Decoder, coordinator_decoder, encode
@@ -305,6 +305,11 @@ class Worker:
         self._begin_again()
         self._flush()
 
+    def _hosts_mapped(self, history: int, error: ConfigError | None) -> None:
+        if error is not None:
+            self._end(error)
+        self._safely(self._step, partial(self.machine.hosts_mapped, history))
+
     def _watch(self, session: int, operation: OperationId) -> None:
         """Tells a session about each layer of a load-back that it did not wait for."""
         transfer = self._transfers[operation]
@@ -337,7 +342,7 @@ class Worker:
                 self._recording.performed(effect)
                 self._transfers[effect.operation] = self.copies.start(effect)
             elif isinstance(effect, MapHosts):
-                self.copies.follow(effect.named)
+                self.copies.follow(effect.named, partial(self._hosts_mapped, effect.history))
             elif isinstance(effect, Attach):
                 self.uplink.attach(effect.index, self.incarnation)
             else:

@@ -303,6 +303,12 @@ class SimulatedRank(Process):
                 self.memory.follow(share, other.memory)
             else:
                 self._unreached.add(share)
+        seconds = self._random.choice((0.001, 0.01, 0.5))
+        self.agenda.after(seconds, partial(self._mapped, self.life, effect.history))
+
+    def _mapped(self, life: int, history: int) -> None:
+        if life == self.life:
+            self.take(lambda: self._event(self.worker.hosts_mapped(history, self.now())))
 
     @property
     def reach(self) -> bytes:

@@ -18,7 +18,6 @@ from kvcoord.config import (
     explain,
     group_fingerprint,
 )
-from kvcoord.config.process import CopyEngineKind
 from kvcoord.domain import WritePolicy
 from kvcoord.errors import ConfigError
 
@@ -54,12 +53,6 @@ def test_what_a_group_leaves_out_is_derived_from_the_rest(given: dict[str, int],
         (lambda: GroupConfig(tp=2, kv_replicas=2, lockstep=False), "kv_replicas"),
         (lambda: GroupConfig(tp=2, kv_replicas=2, agreement=AgreementMode.NONE), "kv_replicas"),
         (lambda: GroupConfig(tp=2, kv_replicas=2, pools=[KV, STATE]), "kv_replicas"),
-        (
-            lambda: WorkerConfig(
-                rank=0, group=GroupConfig(tp=2, kv_replicas=2), copies=CopiesConfig(engine=CopyEngineKind.CUDA)
-            ),
-            "copies.engine",
-        ),
         (
             lambda: WorkerConfig(rank=0, group=GroupConfig(tp=2, kv_replicas=2), copies=CopiesConfig(checksums=True)),
             "copies.checksums",

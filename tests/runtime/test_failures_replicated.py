@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvcoord.domain import Aborted, PageKey, Reason, Tier
-from kvcoord.errors import GroupRenewed
+from kvcoord.errors import GroupRenewed, PeerUnavailable
 from kvcoord.index.keys import block_page_keys
 from kvcoord.observability.snapshot import PoolSnapshot, WorkerSnapshot
 from tests.runtime.engine import on_all
@@ -193,6 +193,20 @@ async def test_pages_that_are_kept_once_outlive_the_engines(tmp_path: Path) -> N
             assert [await on_host(made, keys) for keys in PATHS] == [PATH_PAGES] * len(PATHS)
             assert [await keeper_of(made, number) for number in range(len(PATHS))] == keepers
             await nothing_leaks(group)
+
+
+async def test_a_rank_with_another_number_of_host_pages_is_refused_by_name(tmp_path: Path) -> None:
+    group = replicated(tmp_path, 2)
+
+    async def join() -> None:
+        await group.worker(1, host_pages=SHARE + 1)
+        await group.running["r1"].watch()
+
+    async with group.children:
+        await group.coordinator()
+        await group.worker(0)
+        with pytest.raises(PeerUnavailable, match="host_pages"):
+            await join()
 
 
 class _Asked:
