@@ -232,6 +232,8 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
             fix = "needs lockstep=true: without it the ranks do not hand out host slots in one order"
         elif self.agreement is AgreementMode.NONE:
             fix = "needs agreement=kvcoord: ranks that decide alone do not know what the others keep"
+        elif self.divergence is not DivergencePolicy.STOP:
+            fix = "needs divergence=stop: a rank that differs would read other pages than it means to"
         elif any(pool.tail_pages for pool in self.pools):
             fix = "needs pools of kind pages only: a window or a state is kept by every rank"
         if fix:

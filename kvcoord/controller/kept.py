@@ -184,26 +184,17 @@ class Keeping:
 
     def _divided(self, most: int) -> list[list[bytes]]:
         """This rank's keys by portion. As many portions on every rank, so that none should have too many keys."""
-        bits = portion_bits(most, self._keys_max)
+        bits = 0
+        while most > (3 * self._keys_max << bits) // 4 and bits < _KEY_BITS:
+            bits += 1
         portions: list[list[bytes]] = [[] for _ in range(1 << bits)]
+        shift = _KEY_BITS - bits
         keys = [key for branch in self.pages.branches if branch.slots is not None for key in branch.keys]
         for number, held in enumerate(self.pages.tails):
             keys += [_end_key(number, key) for key in held]
         for key in keys:
-            portions[portion_of(key, bits)].append(key)
+            portions[int.from_bytes(key[: _KEY_BITS // 8], "big") >> shift].append(key)
         return portions
-
-
-def portion_bits(most: int, keys_max: int) -> int:
-    """Leading bits of a key that name its portion, so that of `most` keys no portion should have over `keys_max`."""
-    bits = 0
-    while most > (3 * keys_max << bits) // 4 and bits < _KEY_BITS:
-        bits += 1
-    return bits
-
-
-def portion_of(key: PageKey, bits: int) -> int:
-    return int.from_bytes(key[: _KEY_BITS // 8], "big") >> (_KEY_BITS - bits)
 
 
 def _end_key(number: int, key: PageKey) -> bytes:

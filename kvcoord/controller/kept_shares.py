@@ -3,8 +3,8 @@
 Whether a page is there is for the rank to say whose memory holds it: with one that has lost its own nothing else is
 lost. Each rank puts votes of its own, in which it alone takes part, and whose values everybody is told:
 
-    rank r, portion 0:  how to reach its memory, and what computed its pages
-    rank r, portion n:  when it reaches the memory of the others: those of its pages whose keys are in range n
+    rank r, portion 0:  how to reach its memory, what computed its pages, and how many portions follow
+    rank r, portion n:  when it reaches the memory of the others: some of its pages
 
 A rank votes when none of its copies runs any more, so when all have voted nobody reads what anybody may now write, and
 all can read what there is. A vote that was aborted (its group was suspended) is put again. Then every rank builds the
@@ -12,11 +12,12 @@ same index from what was said: pages that can be reached from the root, in the s
 bytes or messages.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 from kvcoord.controller.consensus import AgreedConsensus, Consensus
 from kvcoord.controller.effects import MapHosts
-from kvcoord.controller.kept import NOTHING, HostPages, portion_bits, portion_of
+from kvcoord.controller.kept import NOTHING, HostPages
 from kvcoord.controller.placing import slots_digest
 from kvcoord.controller.state import CacheState
 from kvcoord.controller.tiers import INDEX
@@ -27,20 +28,24 @@ from kvcoord.protocol.messages import Decision, Vote
 
 _NAME: Final = "kept-shares/"
 _ROOT: Final = bytes(PAGE_KEY_BYTES)
-_SLOT_BYTES: Final = 4
+_NUMBER_BYTES: Final = 4
 
 _MEMORY: Final = b"m"
 _MODEL: Final = b"c"
-"""What an item of portion 0 says, by its first byte. The others: the key of the page before, a page's own, its slot."""
+_PORTIONS: Final = b"p"
+"""What an item of portion 0 says, by its first byte. Those of the others are runs of pages, as `_item` packs them."""
 
 Page = tuple[PageKey, PageKey, int]
 """(key of the page before it, key, slot)."""
+
+Run = tuple[PageKey, int, list[PageKey]]
+"""(key of the page before the first, slot of the first, keys): pages that follow each other, in adjacent slots."""
 
 
 class SharedKeeping:
     """One rank's part. `open` from `begin` until it is settled; then `model` is what computed the pages that are kept.
 
-    `keys_max` bounds the pages of one vote; what a rank keeps beyond in one portion is dropped.
+    `keys_max` bounds the pages of one vote.
     """
 
     def __init__(self, keys_max: int, shares: Shares) -> None:
@@ -63,12 +68,12 @@ class SharedKeeping:
         self.pages = pages
 
     def begin(self, history: int, least: int, most: int, state: CacheState, consensus: Consensus) -> None:
-        """A history begins, in which no rank holds more than `most` keys from before."""
-        del least
+        """A history begins. How much the ranks hold from before makes no difference here."""
+        del least, most
         self.open = True
         self._history = history
         self._said = {rank: {} for rank in range(self._shares.world_size)}
-        self._portions = self._divided(most)
+        self._portions = self._divided()
         self._next = self._attempt = 0
         self._mapping = self._mapped = False
         self._vote(state, consensus)
@@ -94,7 +99,7 @@ class SharedKeeping:
             named = {rank: _told(self._said[rank][0], _MEMORY) for rank in self._shares.holders}
             state.effects.append(MapHosts(self._history, named))
         self._vote(state, consensus)
-        if all(len(said) == len(self._portions) for said in self._said.values()):
+        if all(0 in said and len(said) > _number(_told(said[0], _PORTIONS)) for said in self._said.values()):
             self._settle(state, consensus)
 
     def _take(self, decision: Decision) -> None:
@@ -131,18 +136,24 @@ class SharedKeeping:
     def _operation(self) -> OperationId:
         return f"{_NAME}{self._history}/{self._shares.rank}/{self._next}/{self._attempt}"
 
-    def _divided(self, most: int) -> list[list[bytes]]:
-        """What this rank has to say, by portion: as many on every rank."""
-        bits = portion_bits(most, self._keys_max)
-        portions: list[list[bytes]] = [[] for _ in range(1 << bits)]
-        for before, key, slot in self._own():
-            portions[portion_of(key, bits)].append(before + key + slot.to_bytes(_SLOT_BYTES, "big"))
-        own = [_MEMORY + self.memory, _MODEL + self.pages.model.encode()]
-        return [own, *(sorted(items)[: self._keys_max] for items in portions)]
+    def _divided(self) -> list[list[bytes]]:
+        """What this rank has to say, by portion."""
+        portions: list[list[bytes]] = []
+        room = 0
+        for before, slot, keys in self._runs():
+            while keys:
+                if not room:
+                    portions.append([])
+                    room = self._keys_max
+                taken, keys = keys[:room], keys[room:]
+                portions[-1].append(_item(before, slot, taken))
+                before, slot, room = taken[-1], slot + len(taken), room - len(taken)
+        model, count = self.pages.model.encode(), len(portions).to_bytes(_NUMBER_BYTES, "big")
+        return [[_MEMORY + self.memory, _MODEL + model, _PORTIONS + count], *portions]
 
-    def _own(self) -> list[Page]:
+    def _runs(self) -> list[Run]:
         """The pages that this rank keeps."""
-        shares, own = self._shares, []
+        runs: list[Run] = []
         ends: list[PageKey] = []
         for branch in self.pages.branches:
             before = ends[branch.above] if branch.above >= 0 else _ROOT
@@ -151,11 +162,21 @@ class SharedKeeping:
                 continue
             if any(pool != branch.slots[0] for pool in branch.slots):
                 raise InvariantBroken("a page that is kept once has one slot number in all pools", str(branch.slots))
+            next_slot = -1
             for key, slot in zip(branch.keys, branch.slots[0], strict=True):
-                if shares.share_of(slot) == shares.own:
-                    own.append((before, key, slot))
+                if not self._keeps(slot):
+                    next_slot = -1
+                elif slot == next_slot:
+                    runs[-1][2].append(key)
+                    next_slot += 1
+                else:
+                    runs.append((before, slot, [key]))
+                    next_slot = slot + 1
                 before = key
-        return own
+        return runs
+
+    def _keeps(self, slot: int) -> bool:
+        return self._shares.share_of(slot) == self._shares.own
 
     # --- what all have said ---------------------------------------------------------------------------------------
 
@@ -163,7 +184,7 @@ class SharedKeeping:
         """Every rank has said everything."""
         models = {rank: _told(said[0], _MODEL).decode() for rank, said in self._said.items()}
         pages = {
-            rank: {_page(item) for portion in range(1, len(said)) for item in said[portion]}
+            rank: {page for portion in range(1, len(said)) for item in said[portion] for page in _pages(item)}
             for rank, said in self._said.items()
         }
         self.model = next((models[rank] for rank in sorted(pages) if pages[rank]), "")
@@ -213,6 +234,19 @@ def _told(items: list[bytes], kind: bytes) -> bytes:
     return next(item[1:] for item in items if item.startswith(kind))
 
 
-def _page(item: bytes) -> Page:
-    end = 2 * PAGE_KEY_BYTES
-    return item[:PAGE_KEY_BYTES], item[PAGE_KEY_BYTES:end], int.from_bytes(item[end:], "big")
+def _number(packed: bytes) -> int:
+    return int.from_bytes(packed, "big")
+
+
+def _item(before: PageKey, slot: int, keys: list[PageKey]) -> bytes:
+    """Pages that follow each other on a path and in their slots."""
+    return b"".join([before, slot.to_bytes(_NUMBER_BYTES, "big"), *keys])
+
+
+def _pages(item: bytes) -> Iterator[Page]:
+    before, first = item[:PAGE_KEY_BYTES], PAGE_KEY_BYTES + _NUMBER_BYTES
+    slot = _number(item[PAGE_KEY_BYTES:first])
+    for at in range(first, len(item), PAGE_KEY_BYTES):
+        key = item[at : at + PAGE_KEY_BYTES]
+        yield before, key, slot
+        before, slot = key, slot + 1

@@ -2,10 +2,9 @@
 
 from typing import Any, Final
 
-from kvcoord.controller.kept_shares import Page, SharedKeeping
+from kvcoord.controller.kept_shares import SharedKeeping
 from kvcoord.controller.transfers import Transfers
 from kvcoord.domain import Tier
-from kvcoord.memory.shares import Shares
 from kvcoord.simulation.shape import Options
 from kvcoord.simulation.variant import Patch, Variant
 
@@ -32,17 +31,6 @@ def _unpins_at_own_end() -> list[Patch]:
 
 
 def _vouches_for_others() -> list[Patch]:
-    original = SharedKeeping._own
-
-    def own(self: Any) -> list[Page]:
-        shares = self._shares
-        found = []
-        for number in range(shares.count):
-            self._shares = Shares(number, shares.world_size, shares.count, shares.share_slots)
-            found += original(self)
-        self._shares = shares
-        return found
-
     def agreed(self: Any, spoken: Any) -> Any:
         pages = set().union(*spoken.values())
         below: dict[bytes, list[tuple[bytes, int]]] = {}
@@ -50,7 +38,7 @@ def _vouches_for_others() -> list[Patch]:
             below.setdefault(before, []).append((key, slot))
         return below
 
-    return [(SharedKeeping, "_own", own), (SharedKeeping, "_agreed", agreed)]
+    return [(SharedKeeping, "_keeps", lambda _self, _slot: True), (SharedKeeping, "_agreed", agreed)]
 
 
 SHARES_VARIANTS: Final = (

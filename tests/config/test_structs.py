@@ -18,7 +18,7 @@ from kvcoord.config import (
     explain,
     group_fingerprint,
 )
-from kvcoord.domain import WritePolicy
+from kvcoord.domain import DivergencePolicy, WritePolicy
 from kvcoord.errors import ConfigError
 
 KV = PoolConfig(name="kv", page_bytes=64, layers=1)
@@ -52,6 +52,7 @@ def test_what_a_group_leaves_out_is_derived_from_the_rest(given: dict[str, int],
         (lambda: GroupConfig(tp=2, cp=2, kv_replicas=2), "kv_replicas"),
         (lambda: GroupConfig(tp=2, kv_replicas=2, lockstep=False), "kv_replicas"),
         (lambda: GroupConfig(tp=2, kv_replicas=2, agreement=AgreementMode.NONE), "kv_replicas"),
+        (lambda: GroupConfig(tp=2, kv_replicas=2, divergence=DivergencePolicy.WARN), "kv_replicas"),
         (lambda: GroupConfig(tp=2, kv_replicas=2, pools=[KV, STATE]), "kv_replicas"),
         (
             lambda: WorkerConfig(rank=0, group=GroupConfig(tp=2, kv_replicas=2), copies=CopiesConfig(checksums=True)),
