@@ -61,7 +61,7 @@ def test_only_the_keeper_of_its_pages_copies_and_its_ack_is_enough() -> None:
     lives.check()
 
 
-def test_scenario_m_an_operation_retires_when_its_own_participants_have_copied() -> None:
+def test_an_operation_retires_when_its_own_participants_have_copied() -> None:
     """A write that two of four ranks keep: the other two have no part in it, and are told its end all the same."""
     lives = group(host=2)
     lives.advance()

@@ -86,7 +86,7 @@ def host_memories(group: ProcessGroup) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-async def test_each_page_is_copied_once_kept_by_one_rank_and_read_by_all(tmp_path: Path, ranks: int) -> None:
+async def test_scenario_m_each_page_is_copied_once_kept_by_one_rank_and_read_by_all(tmp_path: Path, ranks: int) -> None:
     async with replicated(tmp_path, ranks) as group, AsyncExitStack() as stack:
         made = await connected(group, stack)
         await store(made)
