@@ -25,8 +25,9 @@ INTERRUPTED: Final = 130
 @click.option("--seconds", type=click.FloatRange(1, 86400), default=60.0, show_default=True)
 @click.option("--seed", type=click.IntRange(0), help="Chooses the faults. Default: a fresh one, which is printed.")
 @click.option("--ranks", type=click.IntRange(1, 64), default=4, show_default=True)
+@click.option("--replicated", is_flag=True, help="Ranks hold the same bytes (MLA): each host page is kept once.")
 @json_option
-def command(seconds: float, seed: int | None, ranks: int, as_json: bool) -> None:
+def command(*, seconds: float, seed: int | None, ranks: int, replicated: bool, as_json: bool) -> None:
     """Replay a trace while coordinators, workers and engines are killed, stopped and cut off.
 
     Two coordinators, and for every rank a worker and an engine, are kept running as a service manager would. At the end
@@ -38,7 +39,7 @@ def command(seconds: float, seed: int | None, ranks: int, as_json: bool) -> None
     found: list[ChaosSummary] = []
 
     async def main(stop: Stop) -> int:
-        playing = asyncio.ensure_future(run_chaos(chosen, seconds, ranks))
+        playing = asyncio.ensure_future(run_chaos(chosen, seconds, ranks, replicated=replicated))
         asked = asyncio.ensure_future(stop.wait())
         await asyncio.wait({playing, asked}, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()

@@ -73,6 +73,11 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
         click.option("--eviction", type=_choice(EvictionPolicy), help="Which pages go first. Default: lru."),
         click.option("--agreement", type=_choice(Agreeing), help="How the ranks agree. Default: kvcoord."),
         click.option("--hybrid", is_flag=True, help="Beside the pages a sliding window and a state in small pools."),
+        click.option(
+            "--replicated",
+            is_flag=True,
+            help="Ranks of a stage hold the same bytes (MLA): each host page is kept once.",
+        ),
         click.option("--settle", is_flag=True, help="Let every operation end before the next request."),
         click.option("--speed-up", type=float, help="Requests arrive so much faster. Default: they do not wait."),
         click.option("--standby", is_flag=True, help="List a second coordinator, for when the first one is lost."),

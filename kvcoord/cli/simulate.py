@@ -29,6 +29,7 @@ STORY_LINES_SHOWN: Final = 60
 @click.option("--pp", type=click.IntRange(1), help="Pipeline stages. Default: drawn.")
 @click.option("--lag", type=click.IntRange(1), help="Steps until a verdict applies. Default: drawn.")
 @click.option("--hybrid/--no-hybrid", default=None, help="Pools that keep only the end of a sequence. Default: drawn.")
+@click.option("--replicated/--no-replicated", default=None, help="Ranks that keep each host page once. Default: drawn.")
 @click.option("--steps", type=click.IntRange(4), default=40, show_default=True, help="Steps that engines run at least.")
 @click.option("--variants", is_flag=True, help="Break the machines on purpose, and show what finds each break.")
 @click.option("--explore", is_flag=True, help="Explore small groups exhaustively, and count the states.")
@@ -42,6 +43,7 @@ def command(
     pp: int | None,
     lag: int | None,
     hybrid: bool | None,
+    replicated: bool | None,
     steps: int,
     variants: bool,
     explore: bool,
@@ -56,7 +58,7 @@ def command(
         sys.exit(_explore(console, as_json=as_json))
     if variants:
         sys.exit(_search_variants(console, as_json=as_json))
-    options = Options(ranks=ranks, tp=tp, pp=pp, lag=lag, hybrid=hybrid, steps=steps)
+    options = Options(ranks=ranks, tp=tp, pp=pp, lag=lag, hybrid=hybrid, replicated=replicated, steps=steps)
     with _bar(console, seeds) as on_progress:
         report = campaign(options, range(seed, seed + seeds), on_progress)
     if as_json:

@@ -122,6 +122,10 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
     cp: PositiveInt = 1
     """Context-parallel ranks."""
 
+    kv_replicas: PositiveInt = 1
+    """Neighbouring tensor-parallel ranks that hold the same bytes: tp for MLA (one latent), tp / KV heads for GQA with
+    fewer heads than ranks. Each of their host pages is kept by one of them. 1: every rank has bytes of its own."""
+
     lag: Count = 0
     """Rounds between a frame and the step that applies its verdict, at least pp. 0: pp."""
 
@@ -164,6 +168,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
         self._check_shape()
         self._check_streaming()
         self._check_pools()
+        self._check_replicas()
 
     def _check_shape(self) -> None:
         product = self.tp * self.pp * self.cp
@@ -216,6 +221,26 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
             fix = "cannot be written back: its slots may leave the device before their page; use write-through"
             raise ConfigError(field, kind, fix)
 
+    def _check_replicas(self) -> None:
+        """Host pages that are kept once: where slot numbers are the same on all ranks, and their bytes too."""
+        if self.kv_replicas == 1:
+            return
+        fix = ""
+        if self.tp % self.kv_replicas:
+            fix = f"must divide tp={self.tp}: neighbouring ranks of one stage hold the same bytes"
+        elif self.cp > 1:
+            fix = f"needs cp=1, not {self.cp}: context-parallel ranks hold bytes of different tokens"
+        elif not self.lockstep:
+            fix = "needs lockstep=true: without it the ranks do not hand out host slots in one order"
+        elif self.agreement is AgreementMode.NONE:
+            fix = "needs agreement=kvcoord: ranks that decide alone do not know what the others keep"
+        elif self.divergence is not DivergencePolicy.STOP:
+            fix = "needs divergence=stop: a rank that differs would read other pages than it means to"
+        elif any(pool.tail_pages for pool in self.pools):
+            fix = "needs pools of kind pages only: a window or a state is kept by every rank"
+        if fix:
+            raise ConfigError("kv_replicas", self.kv_replicas, fix)
+
     def stage(self, rank: int) -> int:
         """The pipeline stage of a rank: the ranks of a stage are neighbours."""
         return rank // (self.world_size // self.pp)
@@ -231,6 +256,7 @@ def group_fingerprint(group: GroupConfig) -> dict[str, str | int]:
         "tp": group.tp,
         "pp": group.pp,
         "cp": group.cp,
+        "kv_replicas": group.kv_replicas,
         "lag": group.lag,
         "lockstep": int(group.lockstep),
         "page_tokens": group.page_tokens,

@@ -159,8 +159,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     counts."""
 
     host_pages: Slots = 16384
-    """Pages that each pool holds in host memory, but for those with host_slots. Ranks may differ: the smallest
-    counts."""
+    """Pages that each pool holds in this rank's host memory, but for those with host_slots. Ranks may differ: the
+    smallest counts. With group.kv_replicas they may not, and ranks that hold the same bytes share what they have."""
 
     http: str | None = "127.0.0.1:0"
     """Loopback host:port for health, metrics and status. Port 0: the system picks one. Null: no HTTP."""
@@ -215,6 +215,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Slots of each pool of the group in this rank's host memory."""
         return [pool.host_slots or self.host_pages for pool in self.group.pools]
 
+    @property
+    def host_pages_shared(self) -> int:
+        """Host pages of all ranks that hold the same bytes as this one."""
+        return self.host_pages * self.group.kv_replicas
+
     def _check_rank(self) -> None:
         group, limits = self.group, self.limits
         if self.rank >= group.world_size:
@@ -225,8 +230,16 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
             if device < 2 * pool.tail_pages or host < pool.tail_pages:
                 fix = f"a request goes on from one end and leaves another: at least {2 * pool.tail_pages} on the device"
                 raise ConfigError(f"group.pools.{pool.name}.device_slots", (device, host), f"{fix}, half on the host")
+        if group.kv_replicas > 1:
+            self._check_replicas()
         if limits.rounds_kept_max <= group.lag:
             raise ConfigError("limits.rounds_kept_max", limits.rounds_kept_max, f"must exceed lag={group.lag}")
+
+    def _check_replicas(self) -> None:
+        """What cannot be done with host pages in the memory of another rank's worker."""
+        if self.copies.checksums:
+            fix = "must be false with group.kv_replicas > 1: who loads a page has not always written it"
+            raise ConfigError("copies.checksums", self.copies.checksums, fix)
 
 
 def _check_links(field: str, addresses: list[str]) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from kvcoord.config.group import AgreementMode, EvictionPolicy, GroupConfig, group_fingerprint
-from kvcoord.config.limits import Limits
 from kvcoord.config.process import WorkerConfig
 from kvcoord.controller.cache import Cache
 from kvcoord.controller.consensus import AgreedConsensus, Consensus, LocalConsensus
@@ -14,6 +13,7 @@ from kvcoord.controller.worker import WorkerMachine
 from kvcoord.index.eviction import EvictionOrder, LfuOrder, LruOrder, PriorityOrder
 from kvcoord.index.keys import self_test_digest
 from kvcoord.index.tree import RadixTree
+from kvcoord.memory.shares import Shares
 from kvcoord.protocol.digest import Digest
 from kvcoord.protocol.ledger import Ledger
 from kvcoord.protocol.rank import Identity, RankLimits, RankMachine
@@ -35,9 +35,14 @@ def fingerprint(group: GroupConfig) -> dict[str, str | int]:
     return {**group_fingerprint(group), "page_key_self_test": self_test_digest()}
 
 
-def _limits_in_common(limits: Limits) -> dict[str, str | int]:
-    """Limits at which every rank has to stop together: each finds for itself that one is reached."""
-    return {
+def _sizes_in_common(config: WorkerConfig) -> dict[str, str | int]:
+    """Limits at which every rank has to stop together: each finds for itself that one is reached.
+
+    So it is with host slots that are numbered through all ranks.
+    """
+    limits = config.limits
+    sizes: dict[str, str | int] = {"host_pages": config.host_pages} if config.group.kv_replicas > 1 else {}
+    return sizes | {
         "limits.operations_open_max": limits.operations_open_max,
         "limits.pages_per_operation_max": limits.pages_per_operation_max,
         "limits.message_bytes_max": limits.message_bytes_max,
@@ -63,7 +68,7 @@ def make_worker(config: WorkerConfig, incarnation: int, watch: Watch = _unwatche
         rank=config.rank,
         world_size=group.world_size,
         incarnation=incarnation,
-        fingerprint=fingerprint(group) | _limits_in_common(config.limits),
+        fingerprint=fingerprint(group) | _sizes_in_common(config),
     )
     timeouts = config.timeouts
     limits = RankLimits(
@@ -100,10 +105,12 @@ def make_machine(
     """A machine with any way to agree."""
     group = config.group
     names = [pool.name for pool in group.pools if not pool.tail_pages]
+    replicas = group.kv_replicas
+    shares = Shares(config.rank, group.world_size, replicas, config.host_pages) if replicas > 1 else None
     tails = _tail_pools(config)
 
     def make_cache() -> tuple[Cache | StreamingCache, Consensus]:
-        pools = TierPools(names, config.device_pages, config.host_pages, tails)
+        pools = TierPools(names, config.device_pages, config.host_pages, tails, replicas)
         consensus = make_consensus(pools)
         state = CacheState(
             rank=config.rank,
@@ -116,6 +123,7 @@ def make_machine(
             lockstep=group.lockstep,
             operations_max=config.limits.operations_open_max,
             immediate_allowed=group.pp == 1 or not group.lockstep,
+            shares=shares,
         )
         watch(state)
         if not group.lockstep:

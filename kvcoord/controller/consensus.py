@@ -80,6 +80,11 @@ class AgreedConsensus:
         for number, count in enumerate(tails, first + self._page_pools):
             self.ledger.issue(number, count)
 
+    def agree(self, tier: Tier, free: Sequence[int]) -> None:
+        """So many slots are free in each pool of the tier, on every rank."""
+        for number, count in enumerate(free, self._first(tier)):
+            self.ledger.agree(number, count)
+
     def credit(self, tier: Tier, pages: int, tails: Sequence[int] = ()) -> None:
         first = self._first(tier)
         for number in range(first, first + self._page_pools):

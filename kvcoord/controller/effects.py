@@ -2,7 +2,7 @@
 
 import msgspec
 
-from kvcoord.domain import OperationId, Tier
+from kvcoord.domain import OperationId, Rank, Tier
 from kvcoord.protocol.local import Answer
 
 
@@ -15,6 +15,16 @@ class StartCopy(msgspec.Struct, frozen=True):
     destination_slots: tuple[list[int], ...]
 
 
+class MapHosts(msgspec.Struct, frozen=True):
+    """Host memory of the ranks that hold the same bytes, as each has named its own: copies read it from now on.
+
+    Ends with `hosts_mapped`, which may take a while. Until then no copy of this rank runs.
+    """
+
+    history: int
+    named: dict[Rank, bytes]
+
+
 class Reply(msgspec.Struct, frozen=True):
     """The answer to one call."""
 
@@ -23,4 +33,4 @@ class Reply(msgspec.Struct, frozen=True):
     answer: Answer
 
 
-CacheEffect = StartCopy | Reply
+CacheEffect = StartCopy | MapHosts | Reply

@@ -2,12 +2,17 @@
 
 from kvcoord.domain import Rank
 from kvcoord.errors import JoinRefused
-from kvcoord.protocol.effects import DivergenceSeen, JoinFailed
+from kvcoord.protocol.effects import DivergenceSeen, JoinFailed, Note
 
 
 def refusal(group: str, rank: Rank, effect: JoinFailed) -> JoinRefused:
     """The coordinator will not have this rank."""
     return JoinRefused(group, effect.reason, effect.field, rank, effect.value, effect.other_rank, effect.other_value)
+
+
+def noted(group: str, seen: DivergenceSeen) -> Note:
+    """A difference, for the flight recorder and the log."""
+    return Note("divergence", seen.operation, {"round": seen.round, "sides": seen.sides, "group": group})
 
 
 def difference(seen: DivergenceSeen) -> str:

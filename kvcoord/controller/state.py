@@ -23,6 +23,7 @@ from kvcoord.domain import (
     WritePolicy,
 )
 from kvcoord.index.tree import RadixTree
+from kvcoord.memory.shares import Shares
 from kvcoord.protocol.digest import Digest
 from kvcoord.protocol.local import Answer, Loaded
 from kvcoord.protocol.messages import Decision
@@ -62,6 +63,7 @@ class CacheState:
         lockstep: bool,
         immediate_allowed: bool,
         operations_max: int,
+        shares: Shares | None = None,
     ) -> None:
         self.rank = rank
         self.tree = tree
@@ -74,6 +76,8 @@ class CacheState:
         """Whether the engine's steps are rounds. Without, its device slots are its own and no device page is known."""
         self.immediate_allowed = immediate_allowed
         """Whether a step may wait for a vote: not across pipeline stages, where it would be a circular wait."""
+        self.shares = shares
+        """Where host pages are kept once by ranks that hold the same bytes. None: each rank keeps its own."""
         self._operations_max = operations_max
         self.tick = 0
         self.serial = 0

@@ -33,18 +33,24 @@ class TierPools:
     """Device and host pools. Pool names in votes and reports are `device.kv`, `host.kv` and so on.
 
     `names` are the pools in which every page has a slot; `tails` the others. Slots are one list for each pool, in this
-    order; where lists are left out at the end, there is nothing for those pools.
+    order; where lists are left out at the end, there is nothing for those pools. `host_pages` of each of `host_shares`
+    ranks that keep them for each other.
     """
 
     def __init__(
-        self, names: Sequence[PoolName], device_pages: int, host_pages: int, tails: Sequence[TailPool] = ()
+        self,
+        names: Sequence[PoolName],
+        device_pages: int,
+        host_pages: int,
+        tails: Sequence[TailPool] = (),
+        host_shares: int = 1,
     ) -> None:
         self.names = (*names, *[tail.name for tail in tails])
         self.page_pools = len(names)
         self.windows = tuple([tail.window for tail in tails])
         self.device = [SlotPool(f"device.{name}", device_pages) for name in names]
         self.device += [SlotPool(f"device.{tail.name}", tail.device_slots) for tail in tails]
-        self.host = [SlotPool(f"host.{name}", host_pages) for name in names]
+        self.host = [SlotPool(f"host.{name}", host_pages * host_shares, host_shares) for name in names]
         self.host += [SlotPool(f"host.{tail.name}", tail.host_slots) for tail in tails]
 
     def of(self, tier: Tier) -> list[SlotPool]:
@@ -65,9 +71,16 @@ class TierPools:
         """The tails of a sequence of `pages` pages."""
         return tuple([min(window, pages) for window in self.windows]) if self.windows else ()
 
-    def reserve(self, tier: Tier, pages: int, owner: str, tails: Sequence[int] = ()) -> Reservation | Refusal:
-        """Slots for whole pages and for these tails: in every pool of the tier, or the shortfall per pool."""
+    def reserve(
+        self, tier: Tier, pages: int, owner: str, tails: Sequence[int] = (), near: int = -1
+    ) -> Reservation | Refusal:
+        """Slots for whole pages and for these tails: in every pool of the tier, or the shortfall per pool.
+
+        In a tier of shares they are near the slot that is named.
+        """
         pools = self.of(tier)
+        if near >= 0:
+            return reserve([(pool, pages) for pool in pools], owner, near)
         if not self.windows:
             return reserve([(pool, pages) for pool in pools], owner)
         counts = [pages] * self.page_pools + list(tails or [0] * len(self.windows))

@@ -1,7 +1,8 @@
 """What every copying operation goes through after COMMIT: copy, ack, completion or retraction.
 
 The one place that knows when pages may go back: an operation's destination when it is retracted and its own copy is
-over, its source when no rank's copy reads it any more.
+over, its source when no rank's copy reads it any more. A host page that one rank keeps for several goes back when the
+copies of all ranks are over: its slot is every rank's.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from itertools import zip_longest
 
 from kvcoord.controller.effects import StartCopy
 from kvcoord.controller.operations import Operation, Phase
+from kvcoord.controller.placing import copies_here, pages_copied
 from kvcoord.controller.state import CacheState, InFlight, joined
 from kvcoord.controller.tiers import ENGINE, INDEX
 from kvcoord.domain import OperationId, OperationKind, PageKey, Reason, Tier
@@ -51,12 +53,15 @@ class Transfers:
                 tail_in_flight.update({key: (op, position) for position, key in enumerate(keys)})
 
     def commit(self, op: Operation) -> None:
-        """COMMIT: starts this rank's copy. Before it, nothing was copied."""
+        """COMMIT: starts this rank's copy, if it has a part in it. Before it, nothing was copied."""
         op.phase = Phase.COPYING
-        op.copy_open = True
         self.claim(op)
+        if not copies_here(self._state, op):
+            self._leave_device(op)
+            return
+        op.copy_open = True
         source = Tier.DEVICE if op.tier is Tier.HOST else Tier.HOST
-        self._state.counters.pages_copied[op.tier] += op.pages
+        self._state.counters.pages_copied[op.tier] += pages_copied(self._state, op)
         self._state.effects.append(StartCopy(op.id, source, op.source_slots, self.destination(op)))
 
     def abort(self, op: Operation) -> None:
@@ -84,11 +89,9 @@ class Transfers:
             raise InvariantBroken("a copy belongs to an open operation", operation)
         op.copy_open = False
         op.copy_error = error = op.copy_error or error
-        if op.reservation is not None and op.reservation.state is ReservationState.QUARANTINED:
-            op.reservation.release()
-        if op.leaving:
-            for pool, slots in zip(self._state.pools.device, op.source_slots, strict=True):
-                pool.release(slots, op.id)
+        if not self._kept_once(op):
+            _release(op)
+        self._leave_device(op)
         self._state.consensus.ack(Ack(op.id, error is None, error, op.participants))
         self._copy_ended(op)
 
@@ -124,8 +127,7 @@ class Transfers:
                 continue
             if op.reservation.state is ReservationState.HELD:
                 op.reservation.abort()
-            elif op.reservation.state is ReservationState.QUARANTINED:
-                op.reservation.release()
+            _release(op)
         self._state.operations.clear()
 
     def destination(self, op: Operation) -> tuple[list[int], ...]:
@@ -177,13 +179,14 @@ class Transfers:
             self.give_back(op)
 
     def give_back(self, op: Operation) -> None:
-        """Slots that nobody reads any more and the index does not have: free when this rank's copy is over."""
+        """Slots that nobody reads any more and the index does not have: free when this rank's copy is over, and those
+        of a page that is kept once when no rank copies for the operation any more."""
         if op.spare:
             self._state.pools.free_slots(op.tier, op.spare, op.id)
             op.spare = ()
         if op.reservation is None or op.reservation.state is not ReservationState.HELD:
             return
-        if op.copy_open:
+        if op.copy_open or self._kept_once(op):
             op.reservation.quarantine()
         else:
             op.reservation.abort()
@@ -195,8 +198,20 @@ class Transfers:
             for in_flight, keys in zip(self._state.tails_in_flight[op.tier], op.tail_keys(), strict=True):
                 _drop_claims(in_flight, op, keys)
 
+    def _kept_once(self, op: Operation) -> bool:
+        """Whether its destination is slots that all ranks have in common."""
+        return op.tier is Tier.HOST and self._state.shares is not None
+
+    def _leave_device(self, op: Operation) -> None:
+        """This rank copies nothing out of the slots any more that the pages of a write-back leave."""
+        if op.leaving:
+            for pool, slots in zip(self._state.pools.device, op.source_slots, strict=True):
+                pool.release(slots, op.id)
+
     def _end(self, op: Operation) -> None:
         del self._state.operations[op.id]
+        if self._kept_once(op):
+            _release(op)
         self._state.unpin(op)
         if op.source_doubtful:
             self._drop_source(op)
@@ -218,6 +233,12 @@ class Transfers:
                 ]
             )
             pools.free_slots(Tier.HOST, pools.beside_pages(dropped), INDEX)
+
+
+def _release(op: Operation) -> None:
+    """Slots that only waited for copies to be over."""
+    if op.reservation is not None and op.reservation.state is ReservationState.QUARANTINED:
+        op.reservation.release()
 
 
 def _drop_claims(in_flight: InFlight, op: Operation, keys: list[PageKey]) -> None:

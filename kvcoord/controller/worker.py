@@ -13,13 +13,13 @@ from kvcoord.controller.agreements import Agreements
 from kvcoord.controller.cache import Cache
 from kvcoord.controller.calls import advanced, page_keys, serve, serve_streaming
 from kvcoord.controller.consensus import AgreedConsensus, Consensus
-from kvcoord.controller.effects import CacheEffect, Reply
-from kvcoord.controller.endings import difference, refusal
-from kvcoord.controller.host_tier import HostTier
+from kvcoord.controller.effects import CacheEffect, Reply, StartCopy
+from kvcoord.controller.endings import difference, noted, refusal
+from kvcoord.controller.host_tier import HostTier, keys_in_a_vote
 from kvcoord.controller.kept import HostPages
 from kvcoord.controller.patience import LIMIT, Patience
 from kvcoord.controller.streaming import StreamingCache
-from kvcoord.domain import PAGE_KEY_BYTES, DivergencePolicy, OperationId, Path, Reason
+from kvcoord.domain import DivergencePolicy, OperationId, Path, Reason
 from kvcoord.errors import DeadlineExceeded, GroupLost, UsageError
 from kvcoord.protocol.effects import (
     Activated,
@@ -87,7 +87,7 @@ class WorkerMachine:
         self._early: list[Entry] = []
         """What the stream of a new history has brought before its cache was made."""
         self._activation: Activate | None = None
-        self.host = HostTier(min(limits.pages_per_operation_max, limits.message_bytes_max // (8 * PAGE_KEY_BYTES)))
+        self.host = HostTier(keys_in_a_vote(limits), self.cache.state.shares)
         self.host.settled = rank is None
         self._agreements = Agreements()
         self._patience = Patience(copy_timeout_s)
@@ -123,6 +123,12 @@ class WorkerMachine:
         self._tell(now)
         if not self._renewing:
             self.cache.copy_ended(operation, error)
+        return self._after([], now)
+
+    def hosts_mapped(self, history: int, now: float) -> list[WorkerEffect]:
+        """What MapHosts of this history asked for is done."""
+        self._tell(now)
+        self.host.mapped(history, self.cache.state, self.consensus)
         return self._after([], now)
 
     def registered(self, model: str = "") -> None:
@@ -196,7 +202,7 @@ class WorkerMachine:
         for effect in effects:
             if isinstance(effect, Reply):
                 self._unanswered.pop((effect.session, effect.call), None)
-            else:
+            elif isinstance(effect, StartCopy):
                 self.copies_open += 1
             out.append(effect)
         self._patience.look(self._waits_for_copies(), self.cache.awaited, now)
@@ -302,7 +308,7 @@ class WorkerMachine:
                 completed += self._apply_verdict(verdict)
             self._send_frame(self.rank, step)
         self.step = step
-        self.cache.state.reply(who, advanced(cache, step, -1 if due is None else due, completed))
+        cache.state.reply(who, advanced(cache, step, -1 if due is None else due, completed))
         return True
 
     def _apply_verdict(self, verdict: Verdict) -> list[Completion]:
@@ -381,8 +387,7 @@ class WorkerMachine:
     def _diverged(self, seen: DivergenceSeen, now: float) -> list[RankEffect]:
         self.divergences += 1
         self.first_divergence = self.first_divergence or seen
-        detail = {"round": seen.round, "sides": seen.sides, "group": self.group}
-        effects: list[RankEffect] = [Note("divergence", seen.operation, detail)]
+        effects: list[RankEffect] = [noted(self.group, seen)]
         if self._policy is DivergencePolicy.WARN:
             return effects
         self.host.void()

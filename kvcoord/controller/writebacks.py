@@ -6,6 +6,7 @@ slot is quarantined: agreed as free, but handed out only then.
 """
 
 from kvcoord.controller.operations import Operation
+from kvcoord.controller.placing import near, take_part, where
 from kvcoord.controller.room import Room
 from kvcoord.controller.state import CacheState, outcome_of
 from kvcoord.controller.tiers import INDEX
@@ -41,11 +42,12 @@ class WriteBacks:
             OperationKind.WRITE_BACK, state.next_serial(), 0, Tier.HOST, victim.path, [(victim.first, victim.count)]
         )
         state.consensus.issue(Tier.HOST, op.pages)
-        taken = state.pools.reserve(Tier.HOST, op.pages, op.id)
+        taken = state.pools.reserve(Tier.HOST, op.pages, op.id, near=near(state, victim.path, victim.first))
         if isinstance(taken, Refusal):
             raise InvariantBroken("a covered reserve fits on every rank", f"{op.id} lacks {taken.shortfall}")
         op.tick, op.path = state.tick, Path.COVERED
         op.reservation = taken
+        take_part(state, op)
         op.source_slots = victim.slots
         op.leaving = True
         for pool, slots in zip(state.pools.device, victim.slots, strict=True):
@@ -53,7 +55,7 @@ class WriteBacks:
             pool.quarantine(slots, op.id)
         decision = Decision(op.id, Outcome.COMMIT)
         state.count(op.kind, Path.COVERED, decision)
-        state.digest.apply(f"commit {op.id} {op.pages}")
+        state.digest.apply(f"commit {op.id} {op.pages}{where(state, op)}")
         state.outcomes.append(outcome_of(decision, Path.COVERED))
         state.operations[op.id] = op
         self._transfers.commit(op)

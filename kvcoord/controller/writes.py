@@ -8,6 +8,7 @@ host stays reachable from the root. In pools that keep only ends the ends go alo
 from collections.abc import Sequence
 
 from kvcoord.controller.operations import Call, Operation, Run, runs_of
+from kvcoord.controller.placing import near, take_part, where
 from kvcoord.controller.room import Room
 from kvcoord.controller.state import CacheState, outcome_of
 from kvcoord.controller.transfers import Transfers
@@ -78,7 +79,9 @@ class Writes:
         self._transfers.claim(op)
         covered = self._room.make(Tier.HOST, op.pages, keys, tails, at_least=at_least, tails_at_least=tails_at_least)
         state.consensus.issue(Tier.HOST, op.pages, tails)
-        taken = state.pools.reserve(Tier.HOST, op.pages, op.id, tails)
+        taken = state.pools.reserve(
+            Tier.HOST, op.pages, op.id, tails, near(state, keys, op.runs[0][0] if op.runs else 0)
+        )
         if isinstance(taken, Refusal):
             if covered:
                 raise InvariantBroken("a covered reserve fits on every rank", f"{op.id} lacks {taken.shortfall}")
@@ -86,7 +89,8 @@ class Writes:
             vote = Vote(op.id, op.kind, False, reason=reason, shortfall=taken.shortfall)
         else:
             op.reservation = taken
-            vote = Vote(op.id, op.kind, True)
+            take_part(state, op)
+            vote = Vote(op.id, op.kind, True, participants=op.participants)
         if covered:
             self.decide(op, Decision(op.id, Outcome.COMMIT), Path.COVERED)
             return
@@ -104,7 +108,7 @@ class Writes:
         state = self._state
         op.path = path
         state.count(op.kind, path, decision)
-        state.digest.apply(f"{decision.outcome} {op.id} {op.extent}")
+        state.digest.apply(f"{decision.outcome} {op.id} {op.extent}{where(state, op)}")
         if decision.outcome is Outcome.COMMIT:
             self.commit_write(op)
         else:

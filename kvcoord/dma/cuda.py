@@ -113,11 +113,17 @@ class CudaCopyEngine:
     # --- host memory ----------------------------------------------------------------------------------------------
 
     def pin(self, memory: PageMemory, chunk_bytes: int = CHUNK_BYTES) -> None:
-        """Lock host memory in place until `close`. May take seconds; may run in another thread before any copy.
+        """Lock host memory in place until `unpin` or `close`. May take seconds, in another thread before it is copied.
 
         Raises ConfigError when the driver refuses; nothing of it is locked then.
         """
         self._pinned[memory.base_address] = Pinned(self._driver, memory, chunk_bytes)
+
+    def unpin(self, memory: PageMemory) -> None:
+        """Unlocks what `pin` has locked, before it is closed. No copy of it may run."""
+        pinned = self._pinned.pop(memory.base_address, None)
+        if pinned is not None:
+            pinned.unpin()
 
     # --- copies ---------------------------------------------------------------------------------------------------
 

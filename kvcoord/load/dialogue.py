@@ -23,12 +23,14 @@ class DriverPlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """What one rank's engine plays.
 
     `pages_that_fit` is the smallest device pool of the group. `alone`: ranks decide for themselves, so this engine
-    cannot know from its own answers when the others have settled. `upstream_fd` and `downstream_fd` are inherited
+    cannot know from its own answers when the others have settled. `bytes_of`: the rank whose bytes it computes, for all
+    that hold the same. `upstream_fd` and `downstream_fd` are inherited
     sockets to the pipeline stages before and after, -1 for none. `full_pages_only`: paths end before their last page,
     which seldom is full, for that is where the next request of a conversation goes on.
     """
 
     rank: int
+    bytes_of: int
     address: str
     trace: str
     requests_max: int | None

@@ -62,7 +62,7 @@ def play(plan: DriverPlan, lines: Lines[DriverPlan | FromReplay]) -> None:
     )
     with connect_blocking(plan.address, call_timeout_s=plan.call_timeout_s) as cache:
         cache.register()
-        pages = [EnginePages(memory, plan.rank) for memory in cache.device]
+        pages = [EnginePages(memory, plan.bytes_of) for memory in cache.device]
         engine = Engine(plan, cache, pages, pace, _settled(plan, lines))
         gc.freeze()
         lines.say(Ready())

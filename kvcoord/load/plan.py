@@ -52,7 +52,8 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     `device_pages` and `host_pages` hold one number for all ranks, or one for each. `speed_up` 0 plays as fast as
     possible, else requests start at their timestamp / `speed_up`. `slow_copy_s` and `jitter_s` are keyed by rank.
 
-    `hybrid` adds a sliding window and a state, in pools smaller than that of the pages.
+    `hybrid` adds a sliding window and a state, in pools smaller than that of the pages. `replicated`: the ranks of a
+    stage hold the same bytes and keep each host page once; `host_pages` are then those of all of them together.
 
     `standby` adds a second coordinator to the list, `restart` starts a coordinator again that has died, and
     `kill_coordinator` kills the first one with SIGKILL after so many requests (0: never).
@@ -77,13 +78,14 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     slow_copy_s: dict[int, float] = {}
     jitter_s: dict[int, float] = {}
     hybrid: bool = False
+    replicated: bool = False
     standby: bool = False
     restart: bool = False
     kill_coordinator: int = 0
 
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A replay that can be started. Page counts are per rank."""
+    """A replay that can be started. Page counts are per rank, in its own memory."""
 
     options: ReplayOptions
     group: GroupConfig
@@ -129,6 +131,7 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
         options = self.options
         return DriverPlan(
             rank=rank,
+            bytes_of=rank - rank % self.group.kv_replicas,
             address=worker_address(directory, rank),
             trace=options.trace,
             requests_max=options.requests_max,
@@ -167,6 +170,7 @@ def plan_replay(options: ReplayOptions) -> ReplayPlan:
     group = _group(options)
     _check(options, group)
     device, host = _pool_sizes(options, requests)
+    host = tuple([-(-pages // group.kv_replicas) for pages in host])
     return ReplayPlan(
         options=options,
         group=group,
@@ -183,6 +187,7 @@ def _group(options: ReplayOptions) -> GroupConfig:
         world_size=options.ranks,
         tp=options.tp,
         pp=options.pp,
+        kv_replicas=_replicas(options),
         lag=options.lag,
         page_tokens=PAGE_TOKENS,
         pools=_pools(options),
@@ -191,6 +196,18 @@ def _group(options: ReplayOptions) -> GroupConfig:
         divergence=DivergencePolicy.WARN if alone else DivergencePolicy.STOP,
         agreement=AgreementMode.NONE if alone else AgreementMode.KVCOORD,
     )
+
+
+def _replicas(options: ReplayOptions) -> int:
+    """Ranks that hold the same bytes: those of a stage, or each has its own."""
+    if not options.replicated:
+        return 1
+    ranks = (options.tp or options.ranks // options.pp) if options.tp or options.ranks else 1
+    if ranks < 2:
+        raise UsageError(
+            "replicated", True, "needs more than one rank in a stage: with one nobody holds the same bytes"
+        )
+    return ranks
 
 
 def _pools(options: ReplayOptions) -> list[PoolConfig]:
@@ -228,7 +245,12 @@ def _check(options: ReplayOptions, group: GroupConfig) -> None:
     if options.kill_coordinator and not (options.standby or options.restart):
         fix = "nobody would take over: add --standby or --restart"
         raise UsageError("kill-coordinator", options.kill_coordinator, fix)
+    if options.replicated and len(set(options.host_pages)) > 1:
+        fix = "ranks that keep host pages for each other have equally many: give one number, of all of them together"
+        raise UsageError("host-pages", ",".join(map(str, options.host_pages)), fix)
     if options.agreement is Agreeing.GLOO:
+        if options.replicated:
+            raise UsageError("agreement", "gloo", "has no coordinator, who tells which rank keeps what: use kvcoord")
         if options.standby or options.restart:
             raise UsageError("agreement", "gloo", "has no coordinator: leave out --standby and --restart")
         if group.pp > 1:

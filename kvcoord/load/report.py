@@ -34,7 +34,8 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one replay: what `--json` prints.
 
     `pages_hit_by_tier` counts pages that a request found cached, `aborts` operations by reason, `aborts_first` the
-    first abort for each reason. `step_us_*` is engine-thread time of one step with a request: one message to the
+    first abort for each reason. `host_pages_here` are the cached pages in each rank's own host memory, `pages_to_host`
+    those that it copied there. `step_us_*` is engine-thread time of one step with a request: one message to the
     worker and one back, without verifying and filling. `advance_share` is the part of it until `advance` was answered.
     """
 
@@ -66,6 +67,8 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     aborts: dict[str, int]
     aborts_first: dict[str, Aborted]
     retractions: dict[str, int]
+    host_pages_here: list[int]
+    pages_to_host: list[int]
     covered: int
     voted: int
     immediate: int
@@ -129,6 +132,8 @@ def summarize(
         aborts=_aborts(counters),
         aborts_first=first.aborts_first,
         retractions=counters.retractions,
+        host_pages_here=[_here(worker) for worker in workers],
+        pages_to_host=[_to_host(worker) for worker in workers],
         covered=_decided(counters, Path.COVERED),
         voted=_decided(counters, Path.VOTED),
         immediate=_decided(counters, Path.IMMEDIATE),
@@ -156,6 +161,15 @@ def differences(drivers: Sequence[DriverReport], workers: Sequence[WorkerSnapsho
     divergences = [worker.divergences for worker in workers]
     if any(divergences):
         yield f"divergences seen by the coordinator: {divergences}"
+
+
+def _here(worker: WorkerSnapshot) -> int:
+    """Pages in this rank's own host memory, of the pool that holds the KV cache."""
+    return next(pool.here for pool in worker.pools if pool.tier is Tier.HOST)
+
+
+def _to_host(worker: WorkerSnapshot) -> int:
+    return sum(copies.pages for copies in worker.copies if copies.direction == "device_to_host")
 
 
 def leaks_of(worker: WorkerSnapshot) -> Iterator[Leak]:

@@ -31,6 +31,8 @@ def _rows(report: ReplayReport) -> list[tuple[str, str | Text]]:
         ("pages hit", _part(report.pages_hit, report)),
         ("pages loaded back", f"{report.pages_loaded:,}"),
         ("pages evicted", ", ".join(f"{pages:,} from {tier}" for tier, pages in report.pages_evicted.items())),
+        ("pages on the host", _by_rank(report.host_pages_here)),
+        ("pages copied there", _by_rank(report.pages_to_host)),
         ("commits", f"{report.commits:,}"),
         ("aborts", _aborts(report)),
         ("decisions", f"{report.covered:,} covered, {report.voted:,} voted, {report.immediate:,} immediate"),
@@ -52,6 +54,10 @@ def _rows(report: ReplayReport) -> list[tuple[str, str | Text]]:
 
 def _part(pages: int, report: ReplayReport) -> str:
     return f"{pages:,} ({pages / report.pages_total:.1%})"
+
+
+def _by_rank(pages: list[int]) -> str:
+    return ", ".join(f"{count:,}" for count in pages) + " by rank"
 
 
 def _aborts(report: ReplayReport) -> str:

@@ -100,8 +100,8 @@ class Reservation:
             _warn(f"reservation of {self.owner!r} dropped while {self.state}: its pages leak", _category, source=self)
 
 
-def reserve(pools: Sequence[tuple[SlotPool, int]], owner: str) -> Reservation | Refusal:
-    """Reserve that many pages in each pool for `owner`, or nothing at all.
+def reserve(pools: Sequence[tuple[SlotPool, int]], owner: str, near: int = -1) -> Reservation | Refusal:
+    """Reserve that many pages in each pool for `owner`, or nothing at all; in pools of shares near that slot.
 
     Raises `UsageError`, before anything is held, when a pool name occurs twice or a count is negative.
     """
@@ -119,7 +119,7 @@ def reserve(pools: Sequence[tuple[SlotPool, int]], owner: str) -> Reservation | 
         return Refusal(owner, shortfall)
     slots: dict[PoolName, list[int]] = {}
     for pool, count in pools:
-        taken = pool.reserve(count, owner)
+        taken = pool.reserve(count, owner, near)
         if taken is None:
             raise InvariantBroken("conservation", f"pool {pool.name!r} counts more free slots than it hands out")
         slots[pool.name] = taken

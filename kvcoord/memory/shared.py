@@ -1,6 +1,6 @@
-"""Device memory of an engine without a GPU, shared with its sidecar.
+"""Memory that two processes of one host share: an engine's device pages, and host pages that ranks keep for each other.
 
-The engine creates an unnamed file in memory (a memfd) and sends a handle; the sidecar maps the same bytes. There is
+One creates an unnamed file in memory (a memfd) and sends a handle; the other maps the same bytes. There is
 no name in the file system, so nothing is left behind however either process ends: the bytes go with the last map.
 It does not know how a handle travels.
 """
@@ -13,6 +13,7 @@ from typing import Annotated, Final, Self
 
 import msgspec
 
+from kvcoord.domain import Layout
 from kvcoord.errors import ConfigError, PeerUnavailable, UsageError
 from kvcoord.memory.geometry import AtLeastOne, PoolGeometry
 from kvcoord.memory.pages import PageMemory, unmappable
@@ -51,7 +52,7 @@ class SharedPages:
         self.memory = memory
 
     @classmethod
-    def create(cls, geometry: PoolGeometry, capacity: int) -> Self:
+    def create(cls, geometry: PoolGeometry, capacity: int, layout: Layout = Layout.LAYER_FIRST) -> Self:
         """New zeroed pages. Raises ConfigError when the host cannot map them."""
         size_bytes = geometry.total_bytes(capacity)
         name = f"kvcoord-{geometry.name[:NAME_LENGTH_MAX]}"
@@ -60,7 +61,7 @@ class SharedPages:
             file.truncate(size_bytes)
             # A file that shrinks under a map kills the process that reads it (SIGBUS); the seal forbids that.
             fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            memory = PageMemory(mmap.mmap(file.fileno(), size_bytes), geometry, capacity)
+            memory = PageMemory(mmap.mmap(file.fileno(), size_bytes), geometry, capacity, layout)
         except (OSError, OverflowError) as cause:
             file.close()
             raise unmappable(geometry, capacity, cause) from cause
@@ -91,8 +92,8 @@ class SharedPages:
         self.close()
 
 
-def attach(handle: SharedHandle) -> PageMemory:
-    """Map the pages that `handle` names. The map outlives their creator, until it is closed.
+def attach(handle: SharedHandle, layout: Layout = Layout.LAYER_FIRST) -> PageMemory:
+    """Map the pages that `handle` names, which lie in this order. The map outlives their creator, until it is closed.
 
     Raises PeerUnavailable when the creator or its pages are gone, ConfigError when this process may not open them
     or the handle contradicts itself.
@@ -110,7 +111,7 @@ def attach(handle: SharedHandle) -> PageMemory:
         raise _gone(handle, f"cannot be mapped ({cause})") from cause
     finally:
         os.close(fd)
-    return PageMemory(mapping, handle.geometry, handle.capacity)
+    return PageMemory(mapping, handle.geometry, handle.capacity, layout)
 
 
 def _open_peer(handle: SharedHandle) -> int:

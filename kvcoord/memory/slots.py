@@ -13,6 +13,9 @@ free + reserved + used + quarantined = capacity.
 It does not know: the bytes behind a slot, what an operation is, whether a copy runs. It belongs to one thread and does
 nothing by itself.
 
+A pool may consist of *shares* of equal size, of which one is preferred when slots are reserved; which slots come out
+depends on nothing but the calls so far.
+
 Speed: a set of slots that is one ascending run is checked and changed as a slice in C, any other set slot by slot.
 The free slots are a stack kept with the next slot to hand out on top, so that a fresh pool hands out 0, 1, 2, ... and
 a set that comes back is handed out again in its old order.
@@ -76,15 +79,33 @@ class SlotPool:
     call), `SlotOwnerMismatch` (held by another owner) or `SlotStateMismatch` (held, but not in a state to start from).
     """
 
-    __slots__ = ("_ascending", "_counts", "_free", "_owners", "_states", "capacity", "name")
+    __slots__ = (
+        "_ascending",
+        "_counts",
+        "_free",
+        "_owners",
+        "_states",
+        "capacity",
+        "name",
+        "share_count",
+        "share_slots",
+    )
 
-    def __init__(self, name: PoolName, capacity: int) -> None:
+    def __init__(self, name: PoolName, capacity: int, share_count: int = 1) -> None:
         if capacity < 0:
             raise UsageError(f"capacity of pool {name}", capacity, "give a number of slots >= 0")
+        if share_count < 1 or capacity % share_count:
+            raise UsageError(f"shares of pool {name}", share_count, f"must divide its {capacity} slots evenly")
         self.name: Final = name
         self.capacity: Final = capacity
+        self.share_count: Final = share_count
+        self.share_slots: Final = capacity // share_count
         self._ascending: Final = list(range(capacity))
-        self._free = self._ascending[::-1]
+        self._free = [
+            self._ascending[first : first + self.share_slots][::-1]
+            for first in range(0, capacity, self.share_slots or 1)
+        ] or [[]]
+        """One stack for each share."""
         self._states = bytearray(capacity)
         self._owners: list[str | None] = [None] * capacity
         """The owner, of a free slot the last one; None until the slot is handed out for the first time."""
@@ -120,21 +141,26 @@ class SlotPool:
         self._require_inside(slot)
         return self._owners[slot] if self._states[slot] else None
 
-    def reserve(self, count: int, owner: str) -> list[int] | None:
+    def used_by_share(self) -> list[int]:
+        """USED slots of each share. O(capacity)."""
+        size = self.share_slots
+        return [self._states.count(_USED, share * size, (share + 1) * size) for share in range(self.share_count)]
+
+    def reserve(self, count: int, owner: str, near: int = -1) -> list[int] | None:
         """Take `count` free slots, or none at all and answer None when fewer are free.
 
-        Adjacent slots come out next to each other in ascending order as far as the free ones allow it.
+        Adjacent slots come out next to each other in ascending order as far as the free ones allow it. They come from
+        the share of the slot `near` if that has at least half as many free ones as the emptiest, else from that one;
+        what is missing then comes from the emptiest.
         Raises `UsageError` for a negative count.
         """
-        free = self._free
         if count <= 0:
             if count < 0:
                 raise UsageError(f"slots to reserve in pool {self.name}", count, "give a number >= 0")
             return []
-        if count > len(free):
+        if count > self._counts[_FREE]:
             return None
-        slots = free[: -count - 1 : -1]
-        del free[-count:]
+        slots = _pop(self._free[0], count) if self.share_count == 1 else self._from_shares(count, near)
         self._assign(slots, self._run(slots), _RESERVED, owner)
         self._counts[_FREE] -= count
         self._counts[_RESERVED] += count
@@ -154,7 +180,7 @@ class SlotPool:
         for slot in slots:
             self._states[slot] = _USED
             self._owners[slot] = owner
-        self._free = [slot for slot in self._free if slot not in claimed]
+        self._free = [[slot for slot in free if slot not in claimed] for free in self._free]
         self._counts[_FREE] -= len(claimed)
         self._counts[_USED] += len(claimed)
 
@@ -165,7 +191,7 @@ class SlotPool:
     def free(self, slots: Sequence[int], owner: str) -> None:
         """RESERVED or USED -> FREE. No copy may touch these slots any more. Raises as the class says."""
         self._change(slots, owner, _FROM_HELD, _FREE, owner)
-        self._free += slots[::-1]
+        self._give_back(slots)
 
     def quarantine(self, slots: Sequence[int], owner: str) -> None:
         """RESERVED or USED -> QUARANTINED: given up, but a copy still touches them. Raises as the class says."""
@@ -174,7 +200,7 @@ class SlotPool:
     def release(self, slots: Sequence[int], owner: str) -> None:
         """QUARANTINED -> FREE: the copy that touched them is over. Raises as the class says."""
         self._change(slots, owner, _FROM_QUARANTINED, _FREE, owner)
-        self._free += slots[::-1]
+        self._give_back(slots)
 
     def hand_over(self, slots: Sequence[int], owner: str, new_owner: str) -> None:
         """Give USED slots to another owner; they stay USED. Raises as the class says."""
@@ -185,13 +211,40 @@ class SlotPool:
         counted = [self._states.count(state) for state in SlotState]
         if counted != self._counts or sum(counted) != self.capacity or len(self._states) != self.capacity:
             raise self._broken(f"{self._counts} slots by state in the books, {counted} counted of {self.capacity}")
-        if sorted(self._free) != [slot for slot, state in enumerate(self._states) if state == _FREE]:
+        if any(slot // self.share_slots != share for share, free in enumerate(self._free) for slot in free):
+            raise self._broken("a slot to hand out next is in another share than its own")
+        if sorted([slot for free in self._free for slot in free]) != [
+            slot for slot, state in enumerate(self._states) if state == _FREE
+        ]:
             raise self._broken("the slots to hand out next are not exactly the free ones, once each")
         if len(self._owners) != self.capacity:
             raise self._broken(f"{len(self._owners)} owners of {self.capacity} slots")
         for slot, (state, owner) in enumerate(zip(self._states, self._owners, strict=True)):
             if state != _FREE and owner is None:
                 raise self._broken(f"slot {slot} is {SlotState(state).name.lower()} and has no owner")
+
+    def _from_shares(self, count: int, near: int) -> list[int]:
+        free = self._free
+        share = near // self.share_slots if near >= 0 else 0
+        if near < 0 or 2 * len(free[share]) < max(map(len, free)):
+            share = self._emptiest()
+        slots: list[int] = []
+        while len(slots) < count:
+            slots += _pop(free[share], min(count - len(slots), len(free[share])))
+            share = self._emptiest()
+        return slots
+
+    def _emptiest(self) -> int:
+        """The share with the most free slots, the first of several."""
+        counts = [len(free) for free in self._free]
+        return counts.index(max(counts))
+
+    def _give_back(self, slots: Sequence[int]) -> None:
+        if self.share_count == 1:
+            self._free[0] += slots[::-1]
+            return
+        for slot in reversed(slots):
+            self._free[slot // self.share_slots].append(slot)
 
     def _change(self, slots: Sequence[int], owner: str, from_states: bytes, to_state: int, new_owner: str) -> None:
         """Check all slots, then move all of them to `to_state`. `from_states` holds the states allowed before."""
@@ -256,3 +309,12 @@ class SlotPool:
 
     def _broken(self, detail: str) -> InvariantBroken:
         return InvariantBroken("conservation", f"pool {self.name!r}: {detail}")
+
+
+def _pop(free: list[int], count: int) -> list[int]:
+    """The next slots of one stack."""
+    if not count:
+        return []
+    slots = free[: -count - 1 : -1]
+    del free[-count:]
+    return slots

@@ -115,7 +115,7 @@ class CoordinatorSnapshot(ProcessSnapshot, frozen=True, kw_only=True, tag_field=
 
 class PoolSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Pages of one pool on one rank: free + reserved + used + quarantined = capacity. `cached` of the used ones are
-    published."""
+    published, `here` of them are in this rank's own memory: all, unless ranks keep host pages for each other."""
 
     name: str
     tier: Tier
@@ -125,6 +125,7 @@ class PoolSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     used: int = 0
     quarantined: int = 0
     cached: int = 0
+    here: int = 0
 
 
 class CopySnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,6 +30,10 @@ class Ledger:
         self._net = [0] * len(self._net)
         self._capacity = list(capacity)
 
+    def agree(self, pool: int, free: int) -> None:
+        """Every rank has `free` pages in this pool now. Only before the first frame of a history."""
+        self._capacity[pool] = free + self._net[pool]
+
     def available(self, pool: int) -> int:
         """Pages that an operation issued now may take on every rank. Never negative."""
         return max(0, self._capacity[pool] - self._net[pool])

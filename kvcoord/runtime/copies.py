@@ -7,13 +7,13 @@ from kvcoord.config.process import WorkerConfig
 from kvcoord.controller.effects import StartCopy
 from kvcoord.dma.engine import CopyPlan, CopyStatistics, Direction, DirectionStatistics, PoolCopy
 from kvcoord.dma.transfer import Transfer
-from kvcoord.domain import OperationId, Reason, Tier
-from kvcoord.errors import UsageError
+from kvcoord.domain import OperationId, Rank, Reason, Tier
+from kvcoord.errors import ConfigError, PeerUnavailable, UsageError
 from kvcoord.memory.geometry import PoolGeometry
-from kvcoord.memory.pages import PageMemory
 from kvcoord.protocol.local import Done, Register, Registered
 from kvcoord.runtime.copy_engine import MakeDriver, WorkerCopyEngine, libcuda, open_copy_engine
 from kvcoord.runtime.engine_memory import EngineMemory, map_memory
+from kvcoord.runtime.host_memory import HostMemory
 
 CopyEnded = Callable[[OperationId, Reason | None], None]
 
@@ -44,7 +44,8 @@ class Copies:
             for number, pool in enumerate(group.pools)
             if layers[number]
         ]
-        self._host: list[PageMemory] = []
+        self._host = HostMemory(config, self._geometries)
+        self._following: set[asyncio.Task[None]] = set()
         self._device: EngineMemory | None = None
         self._copying: WorkerCopyEngine | None = None
 
@@ -52,14 +53,33 @@ class Copies:
         """Makes the host memory and what copies. Raises ConfigError when this host cannot do it."""
         try:
             slots = [self._config.host_slots[number] for number in self._numbers]
-            for geometry, slot_count in zip(self._geometries, slots, strict=True):
-                layout = self._config.copies.host_layout
-                self._host.append(PageMemory.anonymous(geometry, slot_count, layout))
+            self._host.open(slots)
             layer_count = max(geometry.layer_count for geometry in self._geometries)
-            self._copying = await open_copy_engine(self._config, self._loop, self._host, layer_count, self._make_driver)
+            host = self._host.own
+            self._copying = await open_copy_engine(self._config, self._loop, host, layer_count, self._make_driver)
         except BaseException:
-            self._close_host()
+            self._host.close()
             raise
+
+    @property
+    def reach(self) -> bytes:
+        """How other ranks reach this rank's host memory, for `follow` there."""
+        return self._host.reach
+
+    def follow(self, named: dict[Rank, bytes], done: Callable[[ConfigError | None], None]) -> None:
+        """Maps the host memory of other ranks. `done` is called on the loop, with the error if that cannot be done."""
+        task = self._loop.create_task(self._follow(named, done))
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
+
+    async def _follow(self, named: dict[Rank, bytes], done: Callable[[ConfigError | None], None]) -> None:
+        assert self._copying is not None
+        failed = None
+        try:
+            await self._host.follow(named, self._copying.gpu)
+        except ConfigError as error:
+            failed = error
+        done(failed)
 
     def register(self, call: Register) -> Done | Registered:
         """Maps the engine's device pools. Raises UsageError, ConfigError or PeerUnavailable, and maps none then."""
@@ -90,8 +110,9 @@ class Copies:
             return None
         try:
             transfer = self._copying.engine.submit(self._plan(effect, self._device))
-        except UsageError:
-            self._loop.call_soon(self._ended, effect.operation, Reason.COPY_FAILED)
+        except (UsageError, PeerUnavailable) as error:
+            reason = Reason.COPY_FAILED if isinstance(error, UsageError) else Reason.SOURCE_GONE
+            self._loop.call_soon(self._ended, effect.operation, reason)
             return None
         transfer.add_done_callback(self._settled)
         return transfer
@@ -102,25 +123,21 @@ class Copies:
         return self._copying.engine.statistics()
 
     async def close(self) -> None:
-        """Waits for copies under way, then unmaps everything."""
+        """Waits for what is under way, then unmaps everything."""
+        for task in list(self._following):
+            await task
         if self._copying is not None:
             await self._copying.close()
         self.unregister()
-        self._close_host()
+        self._host.close()
 
     def _plan(self, effect: StartCopy, device: EngineMemory) -> CopyPlan:
         out = effect.source is Tier.DEVICE
-        pools = []
-        for number, host, on_device in zip(self._numbers, self._host, device.pages, strict=True):
-            source_slots, destination_slots = effect.source_slots[number], effect.destination_slots[number]
-            source, destination = (on_device, host) if out else (host, on_device)
-            pools.append(PoolCopy(source, destination, source_slots, destination_slots))
+        pools: list[PoolCopy] = []
+        for at, (number, on_device) in enumerate(zip(self._numbers, device.pages, strict=True)):
+            copies = self._host.to_host if out else self._host.to_device
+            pools += copies(at, on_device, effect.source_slots[number], effect.destination_slots[number])
         return CopyPlan(effect.operation, Direction.DEVICE_TO_HOST if out else Direction.HOST_TO_DEVICE, tuple(pools))
 
     def _settled(self, transfer: Transfer) -> None:
         self._ended(transfer.name, None if transfer.failed is None else Reason.COPY_FAILED)
-
-    def _close_host(self) -> None:
-        for memory in self._host:
-            memory.close()
-        self._host.clear()

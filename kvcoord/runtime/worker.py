@@ -17,11 +17,11 @@ import msgspec
 
 from kvcoord.config.process import WorkerConfig
 from kvcoord.controller.assembly import make_worker
-from kvcoord.controller.effects import Reply, StartCopy
+from kvcoord.controller.effects import MapHosts, Reply, StartCopy
 from kvcoord.controller.worker import WorkerEffect, WorkerMachine
 from kvcoord.dma.transfer import Transfer
 from kvcoord.domain import OperationId, Reason
-from kvcoord.errors import FrameError, JoinRefused, KvcoordError, UsageError
+from kvcoord.errors import ConfigError, FrameError, JoinRefused, KvcoordError, UsageError
 from kvcoord.observability.recorder import FlightRecorder
 from kvcoord.observability.snapshot import WorkerSnapshot
 from kvcoord.protocol.codec import Decoder, coordinator_decoder, encode
@@ -113,6 +113,7 @@ class Worker:
     async def open(self) -> None:
         """Serves the engine and joins the group. Raises ConfigError when an address or a GPU cannot be used."""
         await self.copies.open()
+        self.machine.host.reached_by(self.copies.reach)
         await self._sessions.open(self._local, self.config.listen, self._asked, self._lost)
         self._perform(self.machine.start(self._loop.time()))
         self._flush()
@@ -213,7 +214,7 @@ class Worker:
             [pool.layers_of_stage(group.stage(self.config.rank)) for pool in group.pools],
             [pool.dtype for pool in group.pools],
             self.config.device_pages,
-            self.config.host_pages,
+            self.config.host_pages_shared,
             group.page_tokens,
             group.lockstep,
             [pool.parts for pool in group.pools],
@@ -257,7 +258,9 @@ class Worker:
 
     def _new_machine(self) -> WorkerMachine:
         self.incarnation = int.from_bytes(os.urandom(7), "little")
-        return self._make_machine(self.config, self.incarnation)
+        machine = self._make_machine(self.config, self.incarnation)
+        machine.host.reached_by(self.copies.reach)
+        return machine
 
     # --- the group ------------------------------------------------------------------------------------------------
 
@@ -302,6 +305,11 @@ class Worker:
         self._begin_again()
         self._flush()
 
+    def _hosts_mapped(self, history: int, error: ConfigError | None) -> None:
+        if error is not None:
+            self._end(error)
+        self._safely(self._step, partial(self.machine.hosts_mapped, history))
+
     def _watch(self, session: int, operation: OperationId) -> None:
         """Tells a session about each layer of a load-back that it did not wait for."""
         transfer = self._transfers[operation]
@@ -333,6 +341,8 @@ class Worker:
             elif isinstance(effect, StartCopy):
                 self._recording.performed(effect)
                 self._transfers[effect.operation] = self.copies.start(effect)
+            elif isinstance(effect, MapHosts):
+                self.copies.follow(effect.named, partial(self._hosts_mapped, effect.history))
             elif isinstance(effect, Attach):
                 self.uplink.attach(effect.index, self.incarnation)
             else:

@@ -72,6 +72,7 @@ def worker_snapshot(
 
 def _pools(machine: WorkerMachine) -> list[PoolSnapshot]:
     state = machine.cache.state
+    own = 0 if state.shares is None else state.shares.own
     cached = {tier: [state.tree.pages(tier)] * state.pools.page_pools + state.tree.tails.counts(tier) for tier in Tier}
     return [
         PoolSnapshot(
@@ -83,6 +84,7 @@ def _pools(machine: WorkerMachine) -> list[PoolSnapshot]:
             used=pool.used_count,
             quarantined=pool.quarantined_count,
             cached=published,
+            here=pool.used_by_share()[own] if tier is Tier.HOST else pool.used_count,
         )
         for tier in Tier
         for pool, published in zip(state.pools.of(tier), cached[tier], strict=True)

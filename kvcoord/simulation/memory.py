@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvcoord.controller.effects import StartCopy
+from kvcoord.controller.tiers import INDEX
 from kvcoord.domain import OperationId, PageKey, Tier
+from kvcoord.memory.shares import Shares
 from kvcoord.memory.slots import SlotPool, SlotState
 from kvcoord.protocol.local import NO_SLOT
 
@@ -23,16 +25,25 @@ Slots = Sequence[Sequence[int]]
 class SymbolicMemory:
     """Both tiers of one rank: for each pool a list with the content of each slot.
 
-    Slots are given for the first pools, or for all. NO_SLOT is passed over: that pool has nothing of the page.
+    Slots are given for the first pools, or for all. NO_SLOT is passed over: that pool has nothing of the page. With
+    `shares` the host slots of other ranks are theirs, and can be read once this rank `follow`s them.
     """
 
-    def __init__(self, device_slots: Sequence[int], host_slots: Sequence[int]) -> None:
+    def __init__(self, device_slots: Sequence[int], host_slots: Sequence[int], shares: Shares | None = None) -> None:
         self.engine_life = 0
         """Counts the engines: each brings device memory of its own, and copies under way keep that of the last one."""
-        self._cells: dict[Tier, list[list[bytes]]] = {
+        own = [[EMPTY] * count for count in host_slots]
+        self._cells: dict[Tier, Sequence[list[bytes] | CellsInShares]] = {
             Tier.DEVICE: [[EMPTY] * count for count in device_slots],
-            Tier.HOST: [[EMPTY] * count for count in host_slots],
+            Tier.HOST: own if shares is None else [CellsInShares(cells, shares) for cells in own],
         }
+
+    def follow(self, share: int, other: "SymbolicMemory") -> None:
+        """This share is in the memory of another rank."""
+        for mine, theirs in zip(self._cells[Tier.HOST], other._cells[Tier.HOST], strict=True):
+            assert isinstance(mine, CellsInShares)
+            assert isinstance(theirs, CellsInShares)
+            mine.parts[share] = theirs.parts[share]
 
     def next_engine(self) -> None:
         """Another engine, with its own device memory."""
@@ -68,6 +79,26 @@ class SymbolicMemory:
         return ""
 
 
+class CellsInShares:
+    """The host slots of one pool, numbered through the ranks that keep them."""
+
+    def __init__(self, own: list[bytes], shares: Shares) -> None:
+        self.parts: list[list[bytes]] = [[] for _ in range(shares.count)]
+        self.parts[shares.own] = own
+        self._shares = shares
+
+    def __len__(self) -> int:
+        return self._shares.count * self._shares.share_slots
+
+    def __getitem__(self, slot: int) -> bytes:
+        part = self.parts[self._shares.share_of(slot)]
+        return part[self._shares.place(slot)] if part else EMPTY
+
+    def __setitem__(self, slot: int, symbol: bytes) -> None:
+        assert self._shares.share_of(slot) == self._shares.own, f"slot {slot} is in the memory of another rank"
+        self.parts[self._shares.own][self._shares.place(slot)] = symbol
+
+
 class OpenCopy:
     """A copy under way, with what its source held when it began."""
 
@@ -95,17 +126,24 @@ class OpenCopy:
 
 Misuse = Callable[[str], None]
 
+Elsewhere = Callable[[str, int], str]
+"""Which copies of other ranks touch a slot that these ranks have in common, by the pool's name. Empty for none."""
+
 
 class WatchedPool(SlotPool):
     """A production pool that says when a slot is handed out or freed while a copy touches it.
 
+    A slot that several ranks have in common is also watched for the copies of the others: when it is handed out, and
+    when a published page leaves it. (What ends with its history is freed at once, and handed out by a new pool.)
+
     `changed` is set with every change and cleared by whoever checks the books.
     """
 
-    __slots__ = ("_misuse", "changed", "touched")
+    __slots__ = ("_elsewhere", "_misuse", "changed", "touched")
 
-    def __init__(self, name: str, capacity: int, misuse: Misuse) -> None:
-        super().__init__(name, capacity)
+    def __init__(self, pool: SlotPool, misuse: Misuse, elsewhere: Elsewhere) -> None:
+        super().__init__(pool.name, pool.capacity, pool.share_count)
+        self._elsewhere = elsewhere
         self.touched: dict[int, str] = {}
         self.changed = True
         self._misuse = misuse
@@ -127,6 +165,11 @@ class WatchedPool(SlotPool):
                 if slot in self.touched:
                     verb = "freed" if state == SlotState.FREE else "handed out"
                     self._misuse(f"{self.name} slot {slot} is {verb} by {owner} while copied by {self.touched[slot]}")
+        if self.share_count > 1 and (state == SlotState.RESERVED or (state == SlotState.FREE and owner == INDEX)):
+            for slot in slots:
+                others = self._elsewhere(self.name, slot)
+                if others:
+                    self._misuse(f"{self.name} slot {slot} goes through {owner} while another rank copies {others}")
         super()._assign(slots, run, state, owner)
 
 

@@ -4,10 +4,13 @@ from typing import Final
 
 import msgspec
 
+from kvcoord.controller.operations import Operation
 from kvcoord.controller.tiers import INDEX
 from kvcoord.domain import OperationId, PageKey, Tier
 from kvcoord.errors import InvariantBroken
+from kvcoord.memory.shares import Shares
 from kvcoord.memory.slots import SlotState
+from kvcoord.protocol.ballot import participants_of
 from kvcoord.protocol.messages import Ack, Frame, StreamAck
 from kvcoord.simulation.memory import TORN, OpenCopy
 from kvcoord.simulation.program import PROMPTS
@@ -104,6 +107,7 @@ class Visibility(Promise):
     def __init__(self, world: Observed) -> None:
         super().__init__(world)
         self._landed: dict[tuple[int, OperationId], int] = {}
+        self._participants: dict[tuple[int, OperationId], int] = {}
         self._everyone = (1 << self.world.shape.ranks) - 1
         self._events = 0
 
@@ -117,24 +121,36 @@ class Visibility(Promise):
     def _acked(self, rank: SimulatedRank, ack: Ack) -> None:
         if ack.operation in rank.copies:
             raise self.broken(f"{rank.name} acks {ack.operation} while it copies", ack.operation)
+        self._participants[rank.machine.history, ack.operation] = participants_of(ack.participants, self._everyone)
         if ack.ok:
             key = (rank.machine.history, ack.operation)
             self._landed[key] = self._landed.get(key, 0) | 1 << rank.number
 
     def event(self, rank: SimulatedRank, history: int, index: int, text: str) -> None:
         verb, _, rest = text.partition(" ")
-        if verb == "complete" and self._landed.get((history, rest), 0) != self._everyone:
-            landed = self._landed.get((history, rest), 0)
+        landed = self._landed.get((history, rest), 0)
+        if verb == "complete" and landed != self._participants.get((history, rest), self._everyone):
             raise self.broken(f"{rank.name} publishes {rest} when only ranks {landed:b} have copied it", rest)
 
     def copy_started(self, rank: SimulatedRank, copy: OpenCopy) -> None:
         op = rank.worker.cache.state.operations.get(copy.operation)
         if op is None:
             raise self.broken(f"{rank.name} copies for {copy.operation}, which is not open", copy.operation)
-        keys = [op.page_keys()] * rank.worker.cache.state.pools.page_pools + op.tail_keys()
+        pools = rank.worker.cache.state.pools
+        keys = [op.page_keys()] * pools.page_pools + op.tail_keys()
+        if copy.source is Tier.DEVICE and op.participants:
+            keys = [self._kept_here(rank, op, held) for held in keys]
         wrong = rank.memory.wrong_by_pool(copy.source, copy.source_slots, keys)
         if wrong:
             raise self.broken(f"{rank.name}: {copy.operation} reads, where {wrong}", copy.operation)
+
+    def _kept_here(self, rank: SimulatedRank, op: Operation, keys: list[PageKey]) -> list[PageKey]:
+        """Of the pages of a write those that this rank keeps for others too."""
+        shares = self.world.shape.shares(rank.number)
+        assert shares is not None
+        assert op.reservation is not None
+        slots = rank.worker.cache.state.pools.slots(Tier.HOST, op.reservation)[0]
+        return [key for key, slot in zip(keys, slots, strict=True) if shares.share_of(slot) == shares.own]
 
     def read(self, rank: SimulatedRank, what: object, wrong: str) -> None:
         if wrong and not isinstance(what, int):
@@ -143,19 +159,23 @@ class Visibility(Promise):
     def after_rank(self, rank: SimulatedRank) -> None:
         self._events += 1
         if self._events % _EVENTS_BETWEEN_AUDITS == 0 and not rank.worker.left:
-            self._look_up(rank)
+            self._look_up(rank, self.world.shape.shares(rank.number))
 
     def finish(self) -> None:
         for rank in self.world.ranks:
-            self._look_up(rank)
+            self._look_up(rank, None)
 
-    def _look_up(self, rank: SimulatedRank) -> None:
-        """Every page that a lookup finds holds its bytes."""
+    def _look_up(self, rank: SimulatedRank, shares: Shares | None) -> None:
+        """Every page that a lookup finds holds its bytes. With `shares` only what is on the host here: ranks that keep
+        the others may be ahead, and have evicted what this one will before it could read it."""
         tree = rank.worker.cache.state.tree
         for path in PROMPTS:
             for segment in tree.match(path).segments:
-                keys = path[segment.first : segment.first + segment.count]
-                wrong = rank.memory.wrong(segment.tier, segment.slots, keys)
+                keys, slots = path[segment.first : segment.first + segment.count], segment.slots
+                if shares is not None and segment.tier is Tier.HOST:
+                    here = [at for at, slot in enumerate(slots[0]) if shares.share_of(slot) == shares.own]
+                    keys, slots = [keys[at] for at in here], tuple([[pool[at] for at in here] for pool in slots])
+                wrong = rank.memory.wrong(segment.tier, slots, keys)
                 if wrong:
                     raise self.broken(f"{rank.name}: a lookup finds a page, where {wrong}")
         self._look_up_ends(rank)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from kvcoord.controller.assembly import make_worker
-from kvcoord.controller.effects import Reply, StartCopy
+from kvcoord.controller.effects import MapHosts, Reply, StartCopy
 from kvcoord.controller.state import CacheState
 from kvcoord.controller.worker import WorkerEffect, WorkerMachine
 from kvcoord.domain import OperationId, Reason, Tier
@@ -91,6 +91,12 @@ class SimulatedRank(Process):
         """Copies that do not end for now."""
         self._world = world
         self._config = world.shape.worker_config(number)
+        self._shares = world.shape.shares(number)
+        self._reach = b""
+        self._committed: set[OperationId] = set()
+        """Operations of this history."""
+        self._unreached: set[int] = set()
+        """Shares that were gone when they were to be mapped."""
         self._random = random.Random(f"{world.seed}/copies/{number}")
         self._answers: list[tuple[int, Answer]] = []
         self._attachment = 0
@@ -112,7 +118,9 @@ class SimulatedRank(Process):
     def boot(self) -> None:
         """A new process: empty memory, a new incarnation."""
         self.born()
-        self.memory = SymbolicMemory(self._config.device_slots, self._config.host_slots)
+        self.memory = SymbolicMemory(self._config.device_slots, self._config.host_slots, self._shares)
+        self._reach = f"{self.number}/{self.life}".encode()
+        self._unreached.clear()
         self._new_machine()
         self._event(self.worker.start(self.now()))
         if self.engine is not None:
@@ -167,17 +175,39 @@ class SimulatedRank(Process):
         self._world.incarnations += 1
         self.incarnation = self._world.incarnations
         self.worker = make_worker(self._config, self.incarnation, self._watch)
+        self.worker.host.reached_by(self._reach)
 
     def _watch(self, state: CacheState) -> None:
         """Puts watched pools and a watched digest into a cache that has just been made."""
         for pools in (state.pools.device, state.pools.host):
-            pools[:] = [WatchedPool(pool.name, pool.capacity, self._misused) for pool in pools]
+            pools[:] = [WatchedPool(pool, self._misused, self._elsewhere) for pool in pools]
         history = self.machine.history if hasattr(self, "worker") else 0
-        told = partial(self._world.promises.event, self, history)
-        state.digest = WatchedDigest(self._config.limits.decisions_kept_max, told)
+        self._committed.clear()
+        state.digest = WatchedDigest(self._config.limits.decisions_kept_max, partial(self._applied, history))
+
+    def _applied(self, history: int, index: int, event: str) -> None:
+        if event.startswith("commit "):
+            self._committed.add(event.split()[1])
+        self._world.promises.event(self, history, index, event)
 
     def _misused(self, what: str) -> None:
         raise Violation("quiescence", f"{self.name}: {what}", what.rpartition(" ")[2])
+
+    def _elsewhere(self, pool: str, slot: int) -> str:
+        """The copies of other ranks that hold the same bytes which touch this slot, for what is committed here as well.
+
+        A rank that is ahead may copy for more: it has evicted what this one is about to.
+        """
+        assert self._shares is not None
+        holders = [rank for rank in self._world.ranks if rank.number in self._shares.holders and rank is not self]
+        touched = [
+            watched.touched.get(slot, "")
+            for rank in holders
+            if rank.alive
+            for watched in rank.pools
+            if watched.name == pool
+        ]
+        return " ".join([name for held in touched for name in held.split() if name in self._committed])
 
     # --- engine ---------------------------------------------------------------------------------------------------
 
@@ -239,6 +269,8 @@ class SimulatedRank(Process):
                     self._answer(effect)
             elif isinstance(effect, StartCopy):
                 self._start_copy(effect)
+            elif isinstance(effect, MapHosts):
+                self._follow(effect)
             elif isinstance(effect, Attach):
                 self._attachment += 1
                 self._coordinator = effect.index
@@ -261,9 +293,47 @@ class SimulatedRank(Process):
 
     # --- copies ---------------------------------------------------------------------------------------------------
 
+    def _follow(self, effect: MapHosts) -> None:
+        """Reads the host pages of these ranks in their memory, unless they have died since they said where it is."""
+        assert self._shares is not None
+        self._unreached.clear()
+        for share, rank in enumerate(self._shares.holders):
+            other = self._world.ranks[rank]
+            if other.alive and other.reach == effect.named[rank]:
+                self.memory.follow(share, other.memory)
+            else:
+                self._unreached.add(share)
+        seconds = self._random.choice((0.001, 0.01, 0.5))
+        self.agenda.after(seconds, partial(self._mapped, self.life, effect.history))
+
+    def _mapped(self, life: int, history: int) -> None:
+        if life == self.life:
+            self.take(lambda: self._event(self.worker.hosts_mapped(history, self.now())))
+
+    @property
+    def reach(self) -> bytes:
+        """Names the memory of this life."""
+        return self._reach
+
+    def _part(self, effect: StartCopy) -> StartCopy:
+        """What this rank copies: to the host only what it keeps."""
+        shares = self._shares
+        if shares is None or effect.source is Tier.HOST:
+            return effect
+        pairs = [
+            [pair for pair in zip(*held, strict=True) if shares.share_of(pair[1]) == shares.own]
+            for held in zip(effect.source_slots, effect.destination_slots, strict=True)
+        ]
+        source = tuple([[slot for slot, _ in held] for held in pairs])
+        return StartCopy(effect.operation, effect.source, source, tuple([[slot for _, slot in held] for held in pairs]))
+
     def _start_copy(self, effect: StartCopy) -> None:
         weather = self.copy_weather
-        copy = OpenCopy(effect, self.memory, self._random.random() < weather.fail_share)
+        effect = self._part(effect)
+        failing = self._random.random() < weather.fail_share
+        if self._shares is not None and effect.source is Tier.HOST:
+            failing |= any(self._shares.share_of(slot) in self._unreached for slot in effect.source_slots[0])
+        copy = OpenCopy(effect, self.memory, failing)
         self._world.promises.copy_started(self, copy)
         self.copies[copy.operation] = copy
         self._touch(copy, WatchedPool.touch)

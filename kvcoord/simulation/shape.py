@@ -11,6 +11,7 @@ from kvcoord.config.process import WorkerConfig
 from kvcoord.config.timeouts import Timeouts
 from kvcoord.domain import Rank, WritePolicy
 from kvcoord.errors import UsageError
+from kvcoord.memory.shares import Shares
 from kvcoord.protocol.group import GroupLimits
 
 TIMEOUTS = Timeouts(
@@ -30,6 +31,10 @@ HYBRID_SHARE: Final = 0.3
 """Of the groups in lockstep that do not write back, so many have pools that keep only ends."""
 
 
+REPLICATED_SHARE: Final = 0.25
+"""Of the groups in lockstep whose pools hold whole sequences, so many keep each host page once."""
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What the user says of all groups. None: each seed draws its own."""
 
@@ -44,6 +49,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Only these. Empty: all there are."""
     hybrid: bool | None = None
     """Pools that keep only ends, in lockstep. They are drawn apart: a seed without them has the world it always had."""
+    replicated: bool | None = None
+    """Ranks that hold the same bytes and keep each host page once, in lockstep. Drawn apart as well."""
     decisions_kept_max: int | None = None
     steps: int = 40
     fault_s: float = 15.0
@@ -67,6 +74,11 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ranks(self) -> int:
         return self.group.world_size
+
+    def shares(self, rank: Rank) -> Shares | None:
+        """Which rank keeps which host page, as this rank sees it."""
+        replicas = self.group.kv_replicas
+        return Shares(rank, self.ranks, replicas, self.host_pages[rank]) if replicas > 1 else None
 
     def worker_config(self, rank: Rank) -> WorkerConfig:
         addresses = [f"ipc:///simulated/coordinator{index}" for index in range(self.coordinators)]
@@ -106,11 +118,11 @@ def draw_shape(options: Options, seed: int) -> Shape:
     rng = random.Random(f"{seed}/shape")
     ranks = options.ranks
     lockstep = rng.random() < 0.7 if options.lockstep is None else options.lockstep
-    if options.hybrid and options.lockstep is None:
+    if (options.hybrid or options.replicated) and options.lockstep is None:
         lockstep = True
     pp = options.pp or (1 if options.tp is None else max(1, ranks // options.tp))
     if options.pp is None and options.tp is None and ranks % 2 == 0 and rng.random() < 0.3:
-        pp = 2
+        pp = 1 if options.replicated and ranks == 2 else 2
     tp = options.tp or max(1, ranks // pp)
     if tp * pp != ranks:
         raise UsageError("ranks", ranks, f"must be tp x pp = {tp} x {pp} = {tp * pp}")
@@ -121,22 +133,25 @@ def draw_shape(options: Options, seed: int) -> Shape:
     ends = _draw_ends(options, seed) if lockstep else []
     if ends and options.hybrid and policy is WritePolicy.WRITE_BACK:
         policy = WritePolicy.WRITE_THROUGH
+    ends = [] if options.replicated or policy is WritePolicy.WRITE_BACK else ends
+    replicas = _draw_replicas(options, seed, tp) if lockstep and not ends else 1
     group = GroupConfig(
         name="sim",
         world_size=ranks,
         tp=tp,
         pp=pp,
+        kv_replicas=replicas,
         lag=lag,
         lockstep=lockstep,
-        pools=pools if policy is WritePolicy.WRITE_BACK else pools + ends,
+        pools=pools + ends,
         write_policy=policy,
         eviction=rng.choice(list(EvictionPolicy)),
     )
-    return Shape(
+    shape = Shape(
         group=group,
         coordinators=options.coordinators or rng.choice((1, 1, 2, 3)),
         device_pages=rng.randint(18, 30),
-        host_pages=tuple([host - rng.choice((0, 0, 0, 1, 3)) for _ in range(ranks)]),
+        host_pages=tuple([-(-(host - rng.choice((0, 0, 0, 1, 3))) // replicas) for _ in range(ranks)]),
         limits=Limits(
             operations_open_max=rng.choice((4, 4096)),
             decisions_kept_max=options.decisions_kept_max or rng.choice((32, 256)),
@@ -146,6 +161,15 @@ def draw_shape(options: Options, seed: int) -> Shape:
         think_s=rng.choice((0.02, 0.1, 0.1, 0.3)),
         model=rng.choice(("", "model", "model")),
     )
+    return shape if replicas == 1 else msgspec.structs.replace(shape, host_pages=(max(shape.host_pages),) * ranks)
+
+
+def _draw_replicas(options: Options, seed: int, tp: int) -> int:
+    """How many neighbouring ranks hold the same bytes."""
+    rng = random.Random(f"{seed}/replicas")
+    counts = [count for count in range(2, tp + 1) if tp % count == 0]
+    wanted = rng.random() < REPLICATED_SHARE if options.replicated is None else options.replicated
+    return rng.choice(counts) if wanted and counts else 1
 
 
 def _draw_ends(options: Options, seed: int) -> list[PoolConfig]:

@@ -1,5 +1,6 @@
 """What a simulated process sees of the world around it. The world itself knows its processes; they do not know it."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -67,6 +68,9 @@ class Surroundings(Protocol):
     """Of all processes so far: the next one takes the next number."""
     activations: set[tuple[int, int]]
     drain_from: int | None
+
+    @property
+    def ranks(self) -> Sequence[Any]: ...
 
     @property
     def promises(self) -> Watchers: ...

@@ -11,9 +11,10 @@ from kvcoord.simulation.variant import Variant, applied
 from kvcoord.simulation.variants_coordinator import COORDINATOR_VARIANTS
 from kvcoord.simulation.variants_ends import ENDS_VARIANTS
 from kvcoord.simulation.variants_rank import RANK_VARIANTS
+from kvcoord.simulation.variants_shares import SHARES_VARIANTS
 from kvcoord.simulation.variants_worker import WORKER_VARIANTS
 
-VARIANTS: Final = (*COORDINATOR_VARIANTS, *RANK_VARIANTS, *WORKER_VARIANTS, *ENDS_VARIANTS)
+VARIANTS: Final = (*COORDINATOR_VARIANTS, *RANK_VARIANTS, *WORKER_VARIANTS, *ENDS_VARIANTS, *SHARES_VARIANTS)
 
 SEEDS_MAX: Final = 120
 """The budget of one variant."""

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from kvcoord.config import (
+    AgreementMode,
     CoordinatorConfig,
     CopiesConfig,
     GroupConfig,
@@ -17,7 +18,7 @@ from kvcoord.config import (
     explain,
     group_fingerprint,
 )
-from kvcoord.domain import WritePolicy
+from kvcoord.domain import DivergencePolicy, WritePolicy
 from kvcoord.errors import ConfigError
 
 KV = PoolConfig(name="kv", page_bytes=64, layers=1)
@@ -46,6 +47,17 @@ def test_what_a_group_leaves_out_is_derived_from_the_rest(given: dict[str, int],
         (lambda: GroupConfig(world_size=6, pp=4), "world_size"),
         (lambda: GroupConfig(tp=2, pp=4, lag=3), "lag"),
         (lambda: GroupConfig(pools=[]), "pools"),
+        (lambda: GroupConfig(tp=4, kv_replicas=3), "kv_replicas"),
+        (lambda: GroupConfig(tp=1, kv_replicas=2), "kv_replicas"),
+        (lambda: GroupConfig(tp=2, cp=2, kv_replicas=2), "kv_replicas"),
+        (lambda: GroupConfig(tp=2, kv_replicas=2, lockstep=False), "kv_replicas"),
+        (lambda: GroupConfig(tp=2, kv_replicas=2, agreement=AgreementMode.NONE), "kv_replicas"),
+        (lambda: GroupConfig(tp=2, kv_replicas=2, divergence=DivergencePolicy.WARN), "kv_replicas"),
+        (lambda: GroupConfig(tp=2, kv_replicas=2, pools=[KV, STATE]), "kv_replicas"),
+        (
+            lambda: WorkerConfig(rank=0, group=GroupConfig(tp=2, kv_replicas=2), copies=CopiesConfig(checksums=True)),
+            "copies.checksums",
+        ),
         (lambda: GroupConfig(pools=[PoolConfig(name="kv", page_bytes=1, layers=1)] * 2), "pools"),
         (lambda: GroupConfig(name="two words"), "name"),
         (lambda: GroupConfig(name="line\n"), "name"),

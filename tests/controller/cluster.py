@@ -8,7 +8,7 @@ from kvcoord.config.group import GroupConfig
 from kvcoord.config.limits import Limits
 from kvcoord.config.process import WorkerConfig
 from kvcoord.controller.assembly import make_worker
-from kvcoord.controller.effects import Reply, StartCopy
+from kvcoord.controller.effects import MapHosts, Reply, StartCopy
 from kvcoord.controller.worker import WorkerEffect, WorkerMachine
 from kvcoord.domain import PageKey, Reason
 from kvcoord.protocol.coordinator import CoordinatorMachine
@@ -74,6 +74,12 @@ class Cluster:
                 self.copy_ended(rank)
                 self.run()
         return [[self.answers[rank][number] for number in numbers] for rank in range(len(self.workers))]
+
+    def begin_on_all(self, call: Call) -> list[Answer]:
+        """A call that held copies do not hold up. Each rank's answer."""
+        numbers = [self.begin(rank, call) for rank in range(len(self.workers))]
+        self.run()
+        return [self.answers[rank][number] for rank, number in enumerate(numbers)]
 
     def begin(self, rank: int, call: Call) -> int:
         """One rank's engine makes a call. Returns its number in `answers`; delivers nothing yet."""
@@ -176,6 +182,8 @@ class Cluster:
                 self.answers[rank][effect.call] = effect.answer
             elif isinstance(effect, StartCopy):
                 self.copies[rank].append(effect)
+            elif isinstance(effect, MapHosts):
+                self._perform(rank, self.workers[rank].hosts_mapped(effect.history, self.now))
             elif isinstance(effect, SendUp):
                 self._up.append((rank, effect.message))
             else:

@@ -31,10 +31,13 @@ async def rest(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-async def test_twenty_seconds_of_chaos_break_no_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("replicated", [False, True], ids=["each keeps all", "pages kept once"])
+async def test_twenty_seconds_of_chaos_break_no_promise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicated: bool
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seed = int.from_bytes(os.urandom(4), "little")
-    summary = await run(seed, SECONDS, ranks=2)
+    summary = await run(seed, SECONDS, ranks=2, replicated=replicated)
     assert summary.violations == [], f"seed {seed}"
     assert sum(row.faults for row in summary.faults) > 3
     assert summary.pages_verified > 0

@@ -101,6 +101,7 @@ def engine(
     cache: Cache, memory: PageMemory, *, alone: bool = False, pages_that_fit: int = 8, full_pages_only: bool = False
 ) -> Engine:
     plan = DriverPlan(
+        bytes_of=0,
         rank=0,
         address="",
         trace="",

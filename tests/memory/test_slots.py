@@ -285,9 +285,9 @@ def test_the_recount_finds_books_that_do_not_agree(damage: str) -> None:
     elif damage == "state":
         pool._states[0] = SlotState.USED
     elif damage == "free twice":
-        pool._free[0] = pool._free[1]
+        pool._free[0][0] = pool._free[0][1]
     elif damage == "free lost":
-        pool._free.pop()
+        pool._free[0].pop()
     elif damage == "owner":
         pool._owners[0] = None
     else:

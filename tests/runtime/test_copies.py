@@ -145,7 +145,7 @@ async def test_a_page_that_changed_on_the_host_is_a_failed_copy() -> None:
         assert isinstance(sidecar.copies.register(register_of([pages], info_of(config))), Done)
         assert await sidecar.copy("write/1", Tier.DEVICE, 2, 5) is None
         assert await sidecar.copy("load/1", Tier.HOST, 5, 3) is None
-        sidecar.copies._host[0].view(2, 5, 1)[0] ^= 1
+        sidecar.copies._host.own[0].view(2, 5, 1)[0] ^= 1
         assert await sidecar.copy("load/2", Tier.HOST, 5, 3) is Reason.COPY_FAILED
         await sidecar.copies.close()
 

@@ -100,9 +100,18 @@ def test_no_promise_breaks_with_eight_ranks_in_two_stages(seed: int) -> None:
     assert report_of(options, range(seed, seed + 1)) == ""
 
 
+@pytest.mark.parametrize("batch", range(4))
+def test_no_promise_breaks_where_ranks_keep_host_pages_for_each_other(batch: int) -> None:
+    base = int(os.environ.get("KVCOORD_SEED", random.SystemRandom().randrange(1 << 30)))
+    print(f"KVCOORD_SEED={base} repeats this")
+    options = Options(ranks=(2, 3, 4, 8)[batch], replicated=True, steps=20, fault_s=8.0)
+    count = (15, 15, 10, 3)[batch]
+    assert report_of(options, range(base, base + count)) == ""
+
+
 @pytest.mark.parametrize(("options", "seed", "found"), FAILED_ONCE, ids=lambda value: str(value)[:60])
 def test_a_seed_that_once_failed_keeps_every_promise(options: Options, seed: int, found: str) -> None:
-    violation = broken_by(make_world(msgspec.structs.replace(options, hybrid=False), seed))
+    violation = broken_by(make_world(msgspec.structs.replace(options, hybrid=False, replicated=False), seed))
     assert violation is None, f"again: {found}: {violation}"
 
 

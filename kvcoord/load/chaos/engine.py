@@ -99,7 +99,7 @@ class Player:
         """Lives over one connection."""
         while True:
             cache.register(model=MODEL)
-            pages = EnginePages(cache.device[0], self._plan.rank)
+            pages = EnginePages(cache.device[0], self._plan.bytes_of)
             try:
                 self._live(cache, pages)
                 return

@@ -54,7 +54,7 @@ MISBEHAVED: Final = frozenset({"Diverged", "JoinRefused", "DeadlineExceeded", "U
 class ChaosGroup:
     """`violations` says what must not have happened. `on_progress` is called when an engine has told how far it is."""
 
-    def __init__(self, folder: Path, children: Children, ranks: int) -> None:
+    def __init__(self, folder: Path, children: Children, ranks: int, *, replicated: bool) -> None:
         self.ranks = range(ranks)
         self.violations: list[str] = []
         self.lives_ended: dict[str, int] = {}
@@ -65,7 +65,9 @@ class ChaosGroup:
         self.engines: list[Kept] = []
         self.links: dict[tuple[int, int], Link] = {}
         self.on_progress: Callable[[], None] = lambda: None
-        self.plan: ReplayPlan = plan_replay(ReplayOptions(ranks=ranks, jitter_s=dict.fromkeys(self.ranks, JITTER_S)))
+        self.plan: ReplayPlan = plan_replay(
+            ReplayOptions(ranks=ranks, replicated=replicated, jitter_s=dict.fromkeys(self.ranks, JITTER_S))
+        )
         self._folder = folder
         self._children = children
         self._decoder: msgspec.json.Decoder[FromEngine] = msgspec.json.Decoder(FromEngine)

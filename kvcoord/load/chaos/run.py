@@ -43,13 +43,16 @@ GROWTH_BYTES_MAX: Final = 16 << 20
 SHARED_MEMORY: Final = Path("/dev/shm")
 
 
-async def run(seed: int, seconds: float, ranks: int) -> ChaosSummary:
-    """Raises what starting a process raises; whatever goes wrong later is a violation in the summary."""
+async def run(seed: int, seconds: float, ranks: int, *, replicated: bool = False) -> ChaosSummary:
+    """With `replicated` ranks hold the same bytes, and keep each host page once.
+
+    Raises what starting a process raises; whatever goes wrong later is a violation in the summary.
+    """
     shared_before = _shared_memory()
     with tempfile.TemporaryDirectory(prefix="kvcoord-chaos-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         async with Children(keep_errors=True) as children:
-            group = ChaosGroup(folder, children, ranks)
+            group = ChaosGroup(folder, children, ranks, replicated=replicated)
             try:
                 chaos = _Chaos(seed, seconds, folder, group, children)
                 await group.start()
