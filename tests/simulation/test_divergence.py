@@ -17,7 +17,7 @@ SPOILT = 3
 
 def spoiling(seed: int) -> World:
     """The world of a seed, in a group that resyncs, with a rank that thinks that it has applied something else."""
-    options = Options(ranks=3, lockstep=True)
+    options = Options(ranks=3, lockstep=True, replicated=False)
     shape = draw_shape(options, seed)
     group = msgspec.structs.replace(shape.group, divergence=DivergencePolicy.RESYNC)
     world = World(msgspec.structs.replace(shape, group=group), seed, draw_faults(options, shape, seed), options.fault_s)
