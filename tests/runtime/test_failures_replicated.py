@@ -10,7 +10,8 @@ import pytest
 from kvcoord.domain import Aborted, PageKey, Reason, Tier
 from kvcoord.errors import GroupRenewed, PeerUnavailable
 from kvcoord.index.keys import block_page_keys
-from kvcoord.observability.snapshot import PoolSnapshot, WorkerSnapshot
+from kvcoord.observability.snapshot import CoordinatorSnapshot, PoolSnapshot, WorkerSnapshot
+from kvcoord.runtime.status import ask
 from tests.runtime.engine import on_all
 from tests.runtime.process_group import ProcessGroup
 from tests.runtime.test_failures_worker import advance_for_ever, nothing_leaks, suspended
@@ -85,6 +86,13 @@ def host_memories(group: ProcessGroup) -> dict[int, int]:
     return found
 
 
+async def votes_heard(group: ProcessGroup) -> int:
+    """Votes that the coordinator has received."""
+    snapshot = await ask(group.coordinators[0], 20.0)
+    assert isinstance(snapshot, CoordinatorSnapshot)
+    return snapshot.received["StreamVote"]
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 async def test_scenario_m_each_page_is_copied_once_kept_by_one_rank_and_read_by_all(tmp_path: Path, ranks: int) -> None:
     async with replicated(tmp_path, ranks) as group, AsyncExitStack() as stack:
@@ -128,9 +136,10 @@ async def test_with_a_worker_that_is_killed_only_the_pages_that_it_kept_are_lost
         made = await connected(group, stack)
         await store(made)
         keepers = [await keeper_of(made, number) for number in range(len(PATHS))]
-        asked = {rank: _Asked((await group.status(rank)).received["calls"]) for rank in (0, 1, 3)}
+        heard = await votes_heard(group)
         agreeing = [asyncio.ensure_future(made[rank].cache.agree("own/1", True)) for rank in (0, 1, 3)]
-        await on_all(*(group.until(rank, has_asked) for rank, has_asked in asked.items()))
+        while await votes_heard(group) < heard + 3:
+            pass
         await group.kill("r2")
         for outcome in await on_all(*agreeing):
             assert isinstance(outcome, Aborted)
@@ -207,14 +216,3 @@ async def test_a_rank_with_another_number_of_host_pages_is_refused_by_name(tmp_p
         await group.worker(0)
         with pytest.raises(PeerUnavailable, match="host_pages"):
             await join()
-
-
-class _Asked:
-    """Whether a call has come since. Asking for the status is one itself."""
-
-    def __init__(self, calls: int) -> None:
-        self._calls = calls
-
-    def __call__(self, snapshot: WorkerSnapshot) -> bool:
-        self._calls += 1
-        return snapshot.received["calls"] > self._calls
