@@ -27,6 +27,7 @@ class Group:
         self.workers: list[Worker] = []
         self.lives_ended: list[int] = []
         """Ranks, each time an engine's life is over on one."""
+        self._life_ended = asyncio.Event()
         self._stack = stack
 
     @property
@@ -70,12 +71,22 @@ class Group:
             UnixTransport(),
             ZeromqTransport(),
             FlightRecorder(f"rank{rank}", 1000),
-            between_lives=partial(self.lives_ended.append, rank),
+            between_lives=partial(self._between_lives, rank),
         )
         self._stack.push_async_callback(worker.close)
         await worker.open()
         self.workers.append(worker)
         return worker
+
+    async def lives_over(self, count: int) -> None:
+        """Return when every rank has seen the end of this many engines, and nothing of them is left."""
+        while any(self.lives_ended.count(rank) < count for rank in range(self.config.world_size)):
+            self._life_ended.clear()
+            await self._life_ended.wait()
+
+    def _between_lives(self, rank: int) -> None:
+        self.lives_ended.append(rank)
+        self._life_ended.set()
 
 
 @asynccontextmanager
