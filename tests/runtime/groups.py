@@ -8,14 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from kvcoord.config import CoordinatorConfig, GroupConfig, Timeouts, WorkerConfig
+from kvcoord.config import CoordinatorConfig, GroupConfig, WorkerConfig
 from kvcoord.observability.recorder import FlightRecorder
 from kvcoord.runtime.coordinator import Coordinator
 from kvcoord.runtime.worker import Worker
 from kvcoord.transport.unix import UnixTransport
 from kvcoord.transport.zeromq import ZeromqTransport
-
-POOLS = [{"name": "kv", "page_bytes": 64, "layers": 4}]
+from tests.runtime.process_group import PATIENT, POOLS
 
 
 class Group:
@@ -40,7 +39,9 @@ class Group:
 
     async def coordinator(self) -> None:
         """Starts the coordinator."""
-        config = CoordinatorConfig(bind=[self.coordinator_address], http=None, recorder_dir=str(self.folder))
+        config = CoordinatorConfig(
+            bind=[self.coordinator_address], http=None, recorder_dir=str(self.folder), timeouts=PATIENT
+        )
         self._coordinator = Coordinator(config)
         await self._coordinator.open()
         self._stack.push_async_callback(self._coordinator.close)
@@ -59,7 +60,7 @@ class Group:
             "recorder_dir": str(self.folder),
             "device_pages": 32,
             "host_pages": 64,
-            "timeouts": Timeouts(linger_s=0.1),
+            "timeouts": PATIENT,
             **options,
         }
         return WorkerConfig(**settings)  # type: ignore[arg-type]

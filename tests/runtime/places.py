@@ -22,6 +22,7 @@ from kvcoord.transport.link import (
 )
 from kvcoord.transport.loopback import LoopbackTransport
 from kvcoord.transport.zeromq import ZeromqTransport
+from tests.runtime.process_group import PATIENT
 from tests.runtime.rank_shell import RankShell
 
 SCHEMES = ("loopback", "unix", "zeromq")
@@ -80,7 +81,9 @@ class Place:
         self._stack = stack
 
     async def coordinator(self, *binds: str, **options: Any) -> Coordinator:
-        config = CoordinatorConfig(bind=list(binds) or [self.address], **({"http": None} | options))
+        config = CoordinatorConfig(
+            bind=list(binds) or [self.address], **({"http": None, "timeouts": PATIENT} | options)
+        )
         return await self._stack.enter_async_context(Coordinator(config, transport=self.transport))
 
     async def rank(self, rank: int, world_size: int, address: str = "", **options: Any) -> RankShell:

@@ -9,7 +9,7 @@ from typing import Any, Self
 import msgspec
 
 from kvcoord.config import CoordinatorConfig, GroupConfig, LogLevel, Timeouts, WorkerConfig
-from kvcoord.observability.snapshot import WorkerSnapshot
+from kvcoord.observability.snapshot import CoordinatorSnapshot, WorkerSnapshot
 from kvcoord.runtime.children import KVCOORD, SERVE, Child, Children
 from kvcoord.runtime.process import Ready
 from kvcoord.runtime.status import ask
@@ -24,22 +24,26 @@ PATIENT = Timeouts(
     round_timeout_s=300.0,
     copy_timeout_s=300.0,
     group_deadline_s=300.0,
+    shutdown_timeout_s=300.0,
     linger_s=0.1,
 )
-"""Longer than any test: what is noticed is noticed without time running out. Tests of one limit replace that one."""
+"""Longer than any test: what is noticed is noticed without time running out. Tests of one limit replace that one, by
+one that no healthy process reaches because the machine has stood still for some seconds.
+"""
 
 
 class ProcessGroup:
     """`async with ProcessGroup(folder, 2) as group`: one coordinator of the list and all workers serve.
 
-    Options of `worker` and of the timeouts hold for every process that is started afterwards.
+    Options of `worker` and of the timeouts hold for every process that is started afterwards. `limit_ranks` is for
+    limits at which ranks act by themselves: the coordinator keeps its patience with them.
     """
 
     def __init__(self, folder: Path, world_size: int, *, coordinators: int = 1, **group: Any) -> None:
         self.folder = folder
         self.group = msgspec.convert({"pools": POOLS, "world_size": world_size, **group}, GroupConfig)
         self.coordinators = [f"ipc://{folder}/c{index}.sock" for index in range(coordinators)]
-        self.timeouts = PATIENT
+        self.timeouts = self.rank_timeouts = PATIENT
         self.children = Children(keep_errors=True)
         self.running: dict[str, Child] = {}
         self._options: dict[int, dict[str, Any]] = {}
@@ -67,6 +71,11 @@ class ProcessGroup:
     def limit(self, **timeouts: float) -> Self:
         """Sets timeouts."""
         self.timeouts = msgspec.structs.replace(self.timeouts, **timeouts)
+        return self.limit_ranks(**timeouts)
+
+    def limit_ranks(self, **timeouts: float) -> Self:
+        """Sets timeouts of the workers only."""
+        self.rank_timeouts = msgspec.structs.replace(self.rank_timeouts, **timeouts)
         return self
 
     def equip(self, rank: int, *, variables: Mapping[str, str] | None = None, **options: Any) -> Self:
@@ -98,7 +107,7 @@ class ProcessGroup:
             "host_pages": 64,
             "http": None,
             "recorder_dir": str(self.folder),
-            "timeouts": self.timeouts,
+            "timeouts": self.rank_timeouts,
             "log_level": LogLevel.ERROR,
             **self._options.get(rank, {}),
             **options,
@@ -123,7 +132,7 @@ class ProcessGroup:
         self.running[name].signal(signal.SIGCONT)
 
     async def status(self, rank: int) -> WorkerSnapshot:
-        snapshot = await ask(self.address(rank), 20.0)
+        snapshot = await ask(self.address(rank), 60.0)
         assert isinstance(snapshot, WorkerSnapshot)
         return snapshot
 
@@ -133,6 +142,14 @@ class ProcessGroup:
             snapshot = await self.status(rank)
             if holds(snapshot):
                 return snapshot
+
+    async def voting(self) -> None:
+        """Return when the coordinator has heard a vote, and not all of them. The test's own timeout bounds it."""
+        while True:
+            snapshot = await ask(self.coordinators[0], 60.0)
+            assert isinstance(snapshot, CoordinatorSnapshot)
+            if any(group.operations_open for group in snapshot.groups):
+                return
 
     async def all_active(self) -> None:
         for rank in range(self.group.world_size):

@@ -18,6 +18,9 @@ _INCARNATIONS = itertools.count(1)
 
 POOLS: dict[str, str | int] = {"pools": "kv"}
 
+PATIENT = RankLimits(heartbeat_timeout_s=300.0, join_timeout_s=300.0, group_deadline_s=300.0)
+"""Longer than any test, so that nobody is lost because the machine has stood still."""
+
 
 class RankShell:
     """One member of a group. `effects` holds what its owner would be told, in order."""
@@ -41,9 +44,7 @@ class RankShell:
             incarnation=next(_INCARNATIONS),
             fingerprint=POOLS if fingerprint is None else fingerprint,
         )
-        self.machine = RankMachine(
-            identity, len(addresses), 1, limits or RankLimits(), lambda: [8, 9], lockstep=lockstep
-        )
+        self.machine = RankMachine(identity, len(addresses), 1, limits or PATIENT, lambda: [8, 9], lockstep=lockstep)
         self.effects: list[RankEffect] = []
         self.statuses: list[StatusReply] = []
         self._transport = transport

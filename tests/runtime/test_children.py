@@ -142,10 +142,10 @@ async def test_commands_serve_until_the_block_is_left(tmp_path: Path) -> None:
         ready = await children.serve({"one": coordinator(tmp_path, "1"), "two": coordinator(tmp_path, "2")})
         addresses = [address for child in ready for address in child.addresses]
         assert addresses == [f"ipc://{tmp_path}/{name}.sock" for name in "12"]
-        assert (await ask(addresses[1], 10.0)).ready
+        assert (await ask(addresses[1], 60.0)).ready
     for address in addresses:
         with pytest.raises(PeerUnavailable):
-            await ask(address, 10.0)
+            await ask(address, 60.0)
 
 
 async def test_a_command_that_ends_before_it_serves_is_named_and_the_others_are_ended(
@@ -156,7 +156,7 @@ async def test_a_command_that_ends_before_it_serves_is_named_and_the_others_are_
             await children.serve({"good": coordinator(tmp_path), "bad": ["coordinator", "--http", "0.0.0.0:1"]})
     assert "loopback" in capfd.readouterr().err
     with pytest.raises(PeerUnavailable):
-        await ask(f"ipc://{tmp_path}/c.sock", 10.0)
+        await ask(f"ipc://{tmp_path}/c.sock", 60.0)
 
 
 async def test_a_child_that_ends_by_itself_is_told_once_it_has() -> None:

@@ -99,9 +99,8 @@ async def test_a_rank_that_is_silent_is_lost_and_the_others_are_told(place: Plac
     patient = RankLimits(heartbeat_interval_s=0.02)
     silent = RankLimits(heartbeat_interval_s=60.0, heartbeat_timeout_s=120.0)
     ranks = [await place.rank(0, 2, limits=patient), await place.rank(1, 2, limits=silent)]
-    await ranks[0].until(lambda: any(isinstance(effect, GroupSuspended) for effect in ranks[0].effects))
-    [told] = [effect for effect in ranks[0].effects if isinstance(effect, GroupSuspended)][:1]
-    assert told.rank == 1
+    # A machine that stands still makes the others silent too: what is promised is that this one is noticed.
+    await ranks[0].until(lambda: any(effect.rank == 1 for effect in _suspensions(ranks[0])))
     assert coordinator.snapshot().groups[0].ranks_lost >= 1
 
 

@@ -59,7 +59,7 @@ def rank_files(folder: Path) -> list[str]:
 async def test_an_operation_is_explained_on_all_ranks_from_dumps_and_two_equal_ranks_do_not_part(
     tmp_path: Path,
 ) -> None:
-    async with ProcessGroup(tmp_path, 2).limit(vote_timeout_s=0.3) as group, engines(group) as made:
+    async with ProcessGroup(tmp_path, 2).limit(vote_timeout_s=2.0) as group, engines(group) as made:
         await store_and_read_back(made)
         group.stop("r1")
         await made[0].cache.agree("own/1", True)

@@ -3,8 +3,7 @@
 import asyncio
 import os
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
-from itertools import pairwise
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from kvcoord.domain import Tier
 from kvcoord.errors import PeerUnavailable
 from kvcoord.index.keys import block_page_keys
+from tests.leaks import grows, open_files
 from tests.runtime.engine import KEYS, Engine, on_all
 from tests.runtime.groups import Group, group
 from tests.runtime.process_group import ProcessGroup
@@ -67,22 +67,6 @@ def shared_memory() -> list[str]:
     maps = Path("/proc/self/maps").read_text().splitlines()
     shared = [name for name in [*open_files(), *maps] if "memfd:kvcoord" in name]
     return sorted([*shared, *(name for name in os.listdir("/dev/shm") if "kvcoord" in name)])
-
-
-def open_files() -> list[str]:
-    """What this process has open. A thread may close one while they are read."""
-    names = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):
-            names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return names
-
-
-def grows(counts: list[int]) -> bool:
-    """The lowest count of each quarter is above that of the one before: a leak, not what comes and goes."""
-    quarter = len(counts) // 4
-    lowest = [min(counts[start : start + quarter]) for start in range(0, len(counts), quarter)]
-    return all(later > earlier for earlier, later in pairwise(lowest))
 
 
 async def test_the_host_tier_outlives_its_engines_and_its_bytes_are_right(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvcoord.config import WorkerConfig
@@ -14,6 +15,7 @@ from kvcoord.domain import Agreement, OperationKind, Outcome, Reason
 from kvcoord.errors import Diverged, GroupLost, JoinRefused, UsageError
 from kvcoord.protocol.messages import Ack, Vote
 from kvcoord.runtime.member import Member
+from tests.runtime.process_group import PATIENT
 
 Engine = Callable[[Member, int], Any]
 
@@ -30,7 +32,7 @@ def member(address: str, rank: int, world_size: int, *, timeouts: Timeouts | Non
         rank=rank,
         coordinators=[address],
         embed_coordinator=True,
-        timeouts=timeouts or Timeouts(heartbeat_interval_s=0.1, heartbeat_timeout_s=2.0),
+        timeouts=timeouts or PATIENT,
     )
     return Member(config, {"pools": "host", **settings}, events=lambda: [("event", rank)])
 
@@ -140,7 +142,7 @@ def test_different_settings_refuse_the_join_by_name(address: str) -> None:
 
 
 def test_ranks_that_never_come_end_the_join_with_their_names(address: str) -> None:
-    timeouts = Timeouts(heartbeat_interval_s=0.1, heartbeat_timeout_s=0.5, join_timeout_s=0.5)
+    timeouts = msgspec.structs.replace(PATIENT, join_timeout_s=0.5)
     alone = member(address, 0, 2, timeouts=timeouts)
     with pytest.raises(GroupLost, match="1"):
         alone.open([10])
@@ -148,7 +150,7 @@ def test_ranks_that_never_come_end_the_join_with_their_names(address: str) -> No
 
 
 def test_a_rank_that_is_gone_ends_the_wait_of_the_other_within_the_deadline(address: str) -> None:
-    timeouts = Timeouts(heartbeat_interval_s=0.1, heartbeat_timeout_s=0.5, group_deadline_s=0.5, round_timeout_s=1.0)
+    timeouts = msgspec.structs.replace(PATIENT, group_deadline_s=0.5)
 
     def engine(one: Member, rank: int) -> Any:
         one.open([10])

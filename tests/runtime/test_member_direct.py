@@ -20,6 +20,7 @@ from kvcoord.runtime.board import Board
 from kvcoord.runtime.member import Member
 from kvcoord.transport.channel import Channel
 from kvcoord.transport.node_connection import NodeConnection
+from tests.leaks import grows, open_files
 
 RANKS = 2
 
@@ -208,9 +209,13 @@ def test_members_leave_no_thread_and_no_descriptor_behind(tmp_path: Path) -> Non
         with engines(tmp_path) as run:
             run(lambda one, _: decide(one, "op"))
 
-    life()
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith(("kvcoord", "engine"))]
+
     gc.collect()  # What other tests have left behind is not counted.
-    descriptors, threads = os.listdir("/proc/self/fd"), threading.active_count()
-    for _ in range(3):
+    before, files = threads(), []
+    for _ in range(8):
         life()
-    assert (os.listdir("/proc/self/fd"), threading.active_count()) == (descriptors, threads)
+        assert threads() == before
+        files.append(len(open_files()))
+    assert not grows(files)

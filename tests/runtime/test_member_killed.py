@@ -15,6 +15,7 @@ from kvcoord.domain import Agreement, OperationKind, Outcome
 from kvcoord.protocol.messages import Value, Vote
 from kvcoord.runtime.children import KVCOORD, SERVE, Child, Children
 from kvcoord.runtime.member import Member
+from tests.runtime.process_group import PATIENT
 
 Told = list[tuple[str, Outcome, Value]]
 
@@ -22,14 +23,11 @@ RANKS = 2
 DECISIONS = 300
 DISTURBED_AT = 100
 
-PATIENT = Timeouts(
-    heartbeat_interval_s=0.1, heartbeat_timeout_s=300.0, join_timeout_s=300.0, vote_timeout_s=300.0, linger_s=0.1
-)
-"""Longer than the test: the loss shows in the connection, and nothing else runs out."""
-
 
 async def coordinator(children: Children, folder: Path, address: str) -> Child:
-    config = CoordinatorConfig(bind=[address], http=None, recorder_dir=str(folder), log_level=LogLevel.ERROR)
+    config = CoordinatorConfig(
+        bind=[address], http=None, recorder_dir=str(folder), log_level=LogLevel.ERROR, timeouts=PATIENT
+    )
     path = folder / "coordinator.yaml"
     path.write_bytes(msgspec.json.encode(config))
     child = await children.start(address, [*KVCOORD, "coordinator", "--config", str(path), *SERVE])
@@ -105,7 +103,7 @@ async def test_engines_that_wait_on_a_coordinator_that_was_stopped_are_woken_and
     tmp_path: Path,
 ) -> None:
     first, standby = (f"unix://{tmp_path}/{name}.sock" for name in ("a", "b"))
-    timeouts = msgspec.structs.replace(PATIENT, heartbeat_timeout_s=2.0, gather_timeout_s=2.0)
+    timeouts = msgspec.structs.replace(PATIENT, heartbeat_timeout_s=3.0, gather_timeout_s=2.0)
     async with Children(keep_errors=True) as children:
         stopped = await coordinator(children, tmp_path, first)
         await coordinator(children, tmp_path, standby)

@@ -1,7 +1,6 @@
 """Workers with real sockets, memory and copies: their engines, their group, and bytes that are no calls."""
 
 import asyncio
-import os
 import random
 import socket
 from pathlib import Path
@@ -15,6 +14,7 @@ from kvcoord.errors import GroupRenewed, JoinRefused, PeerUnavailable, UsageErro
 from kvcoord.protocol.codec import Decoder, encode
 from kvcoord.protocol.local import LOCAL_VERSION, Answers, Calls, Failed, FromWorker, Match, Open, Opened
 from kvcoord.protocol.messages import Alive
+from tests.leaks import grows, open_files
 from tests.runtime.engine import KEYS, Engine, on_all
 from tests.runtime.groups import ended, group
 
@@ -67,7 +67,7 @@ async def test_the_next_engine_begins_with_a_new_membership(tmp_path: Path) -> N
                 await engine.advance()
                 await engine.store(KEYS, b"x")
                 await engine.advance()
-            incarnations.add(made.workers[0].incarnation)
+                incarnations.add(made.workers[0].incarnation)
         assert len(incarnations) == 3
 
 
@@ -178,8 +178,9 @@ async def test_an_oversized_frame_ends_only_its_own_connection(tmp_path: Path) -
 
 
 async def test_an_engine_that_is_killed_leaves_a_worker_that_serves_the_next_one(tmp_path: Path) -> None:
+    files: list[int] = []
     async with group(tmp_path, world_size=1) as made:
-        for _ in range(3):
+        for _ in range(8):
             plug = socket.socket(socket.AF_UNIX)
             plug.connect(f"{tmp_path}/r0.sock")
             half = encode(Calls([(1, Open(LOCAL_VERSION))]))
@@ -191,7 +192,9 @@ async def test_an_engine_that_is_killed_leaves_a_worker_that_serves_the_next_one
                 await engine.settle()
                 outcome = await engine.cache.agree("own/1", True)
                 assert isinstance(outcome, Committed)
-        assert len(os.listdir("/proc/self/fd")) < 200
+            await made.lives_over(len(files) + 1)
+            files.append(len(open_files()))
+    assert not grows(files)
 
 
 async def test_several_pools_are_taken_together(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from kvcoord.transport.curve import CurveClientKeys, generate_keys, load_client_
 from kvcoord.transport.endpoint import ZeromqEndpoint
 from kvcoord.transport.link import LinkLimits, SendResult
 from kvcoord.transport.zeromq import ZeromqConnection, ZeromqTransport
-from tests.transport.endpoints import Kind, introduce
+from tests.transport.endpoints import Connected, Kind, introduce
 
 TCP = "tcp://127.0.0.1:*"
 QUICK = LinkLimits(connect_timeout_s=0.3)
@@ -36,6 +36,15 @@ def curve(client_keys: CurveClientKeys | None, server_folder: Path) -> Kind:
     return Kind("zeromq-curve", transport, TCP)
 
 
+async def refused(connected: Connected, expected: str) -> None:
+    """Return when waiting in vain has told this cause. The handshakes before may have been too slow to show it."""
+    cause = ""
+    while expected not in cause:
+        with pytest.raises(PeerUnavailable) as raised:
+            await connected.connection.wait_connected()
+        cause = raised.value.cause
+
+
 async def test_tcp_without_keys_is_refused_unless_allowed(keys: Path) -> None:
     without = Kind("zeromq-tcp", ZeromqTransport(), TCP)
     with pytest.raises(ConfigError, match="TCP needs keys"):
@@ -56,8 +65,7 @@ async def test_a_client_whose_key_is_not_authorised_never_gets_in(keys: Path, tm
     wrong = CurveClientKeys(public=stranger.public, secret=stranger.secret, server_public=load_server_keys(keys).public)
     kind = curve(wrong, keys)
     async with kind.serve() as served, kind.connect(served.listener.address, QUICK) as connected:
-        with pytest.raises(PeerUnavailable, match="the client key is not authorised"):
-            await connected.connection.wait_connected()
+        await refused(connected, "the client key is not authorised")
         assert connected.connection.send(b"vote") is SendResult.UNREACHABLE
         assert served.messages.empty()
         assert served.listener.statistics().peers_refused > 0
@@ -66,8 +74,7 @@ async def test_a_client_whose_key_is_not_authorised_never_gets_in(keys: Path, tm
 async def test_a_client_without_keys_never_gets_in(keys: Path) -> None:
     kind = curve(None, keys)
     async with kind.serve() as served, kind.connect(served.listener.address, QUICK) as connected:
-        with pytest.raises(PeerUnavailable, match="handshake"):
-            await connected.connection.wait_connected()
+        await refused(connected, "handshake")
         assert served.messages.empty()
 
 
@@ -147,7 +154,7 @@ async def test_one_wake_up_hands_over_at_most_the_batch_limit(ipc: Kind) -> None
         for number in range(100):
             connected.connection.send(b"%d" % number)
         assert await served.payloads(100) == [b"%d" % number for number in range(100)]
-        assert max(map(len, served.batches)) == 8
+        assert max(map(len, served.batches)) <= 8
 
 
 async def test_a_message_far_beyond_the_limit_breaks_the_connection_and_the_peer_comes_back(ipc: Kind) -> None:
