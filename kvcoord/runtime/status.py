@@ -48,9 +48,7 @@ async def ask(
                 keys = None if curve_keys_dir is None else load_client_keys(curve_keys_dir)
                 body = await _ask_coordinator(address, ZeromqTransport(client_keys=keys, insecure_tcp=insecure_tcp))
             elif address.startswith(("ipc://", "unix://")):
-                greeting = await _greeting(address)
-                transport = ZeromqTransport() if greeting == _ZEROMQ_GREETING else NodeTransport()
-                body = await (_ask_coordinator(address, transport) if greeting else _ask_worker(address))
+                body = await _ask_local(address)
             else:
                 body = await get(address, "/status")
     except TimeoutError as error:
@@ -61,21 +59,52 @@ async def ask(
         raise PeerUnavailable(address, f"what answers there is no status of this version: {error}") from error
 
 
-async def _greeting(address: str) -> bytes:
-    """The first byte that whoever serves there says by itself, empty when it waits to be spoken to."""
+async def _ask_local(address: str) -> bytes:
+    """Asks whoever it is as soon as that shows: by a greeting, or by an answer to what only workers understand."""
     try:
         reader, writer = await asyncio.open_unix_connection(parse_socket_path(address))
     except OSError as error:
         raise _unreachable(address, error) from error
+    greeting = asyncio.ensure_future(_first_byte(reader))
     try:
-        async with asyncio.timeout(_GREETING_WAIT_S):
-            return await reader.read(1)
-    except TimeoutError:
-        return b""
-    except OSError as error:
-        raise _unreachable(address, error) from error
+        await asyncio.wait({greeting}, timeout=_GREETING_WAIT_S)
+        body = None if _greeted(greeting) else await _ask_silent(address, greeting)
+        if body is not None:
+            return body
+        transport = ZeromqTransport() if greeting.result() == _ZEROMQ_GREETING else NodeTransport()
+        return await _ask_coordinator(address, transport)
     finally:
+        greeting.cancel()
         writer.close()
+
+
+async def _ask_silent(address: str, greeting: asyncio.Future[bytes]) -> bytes | None:
+    """Asks who has not greeted as a worker. None: it has greeted after all, a coordinator that had stood still."""
+    asking = asyncio.ensure_future(_ask_worker(address))
+    try:
+        await asyncio.wait({greeting, asking}, return_when=asyncio.FIRST_COMPLETED)
+        return None if _greeted(greeting) else await asking
+    except PeerUnavailable:
+        # It greets before it refuses what only workers understand, so a greeting is on its way now or never.
+        await asyncio.wait({greeting}, timeout=_GREETING_WAIT_S)
+        if not _greeted(greeting):
+            raise
+        return None
+    finally:
+        asking.cancel()
+        await asyncio.wait({asking})
+
+
+def _greeted(greeting: asyncio.Future[bytes]) -> bool:
+    return greeting.done() and bool(greeting.result())
+
+
+async def _first_byte(reader: asyncio.StreamReader) -> bytes:
+    """What the other end says by itself, empty when it has closed."""
+    try:
+        return await reader.read(1)
+    except OSError:
+        return b""
 
 
 class _Answer:

@@ -1,7 +1,8 @@
 """Asking for the status, wherever somebody listens."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import pytest
 
 from kvcoord.config import CoordinatorConfig
 from kvcoord.errors import ConfigError, DeadlineExceeded, PeerUnavailable
+from kvcoord.load.chaos.link import Link, LinkState
 from kvcoord.observability.http import HttpServer
 from kvcoord.observability.http_routes import JSON, Response
 from kvcoord.observability.snapshot import CoordinatorSnapshot, WorkerSnapshot
 from kvcoord.protocol.codec import Decoder, encode
 from kvcoord.protocol.local import Answers, Done, FromEngine, Landed, Status, StatusBody
+from kvcoord.runtime import status
 from kvcoord.runtime.coordinator import Coordinator
 from kvcoord.runtime.status import ask
 from kvcoord.transport.curve import generate_keys
@@ -53,6 +56,28 @@ async def worker(address: str, body: bytes) -> AsyncIterator[None]:
         await listener.close(0)
 
 
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(start: Callable[[Serve], Awaitable[asyncio.Server]], serve: Serve) -> AsyncIterator[asyncio.Server]:
+    """A foreign server. Every connection that it has taken is closed at the end."""
+    ended: list[asyncio.Event] = []
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ended.append(asyncio.Event())
+        over = ended[-1]
+        await serve(reader, writer)
+        writer.close()
+        await writer.wait_closed()
+        over.set()
+
+    async with await start(accept) as server:
+        yield server
+    for over in ended:
+        await over.wait()
+
+
 @pytest.mark.parametrize("scheme", ["unix", "ipc"])
 async def test_a_coordinator_answers_on_its_socket(scheme: str, tmp_path: Path) -> None:
     address = f"{scheme}://{tmp_path}/c.sock"
@@ -61,6 +86,29 @@ async def test_a_coordinator_answers_on_its_socket(scheme: str, tmp_path: Path) 
     assert isinstance(seen, CoordinatorSnapshot)
     assert (seen.ready, seen.received) == (True, {"StatusRequest": 1})
     assert seen.incarnation == f"{opened.incarnation:010x}"
+
+
+@pytest.mark.parametrize("scheme", ["unix", "ipc"])
+async def test_a_coordinator_that_stands_still_when_it_is_asked_is_not_taken_for_a_worker(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with coordinator(bind=[f"{scheme}://{tmp_path}/c.sock"]):
+        line = Link(tmp_path / "line.sock", tmp_path / "c.sock")
+        await line.open()
+        line.set(LinkState.FROZEN)
+        asked = asyncio.Event()
+        ask_worker = status._ask_worker
+
+        async def asking_a_worker(address: str) -> bytes:
+            asyncio.get_running_loop().call_soon(asked.set)
+            return await ask_worker(address)
+
+        monkeypatch.setattr(status, "_ask_worker", asking_a_worker)
+        asking = asyncio.ensure_future(ask(f"{scheme}://{tmp_path}/line.sock", 60.0))
+        await asked.wait()
+        line.set(LinkState.OPEN)
+        assert isinstance(await asking, CoordinatorSnapshot)
+        await line.close()
 
 
 async def test_a_coordinator_answers_over_tcp_to_holders_of_keys_only(tmp_path: Path) -> None:
@@ -119,19 +167,18 @@ async def test_a_body_that_is_no_status_says_so(tmp_path: Path) -> None:
 async def test_where_nobody_listens_that_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(PeerUnavailable, match="No such file"):
         await ask(f"ipc://{tmp_path}/nobody.sock", 60.0)
-    async with coordinator(bind=[f"ipc://{tmp_path}/c.sock"], http="127.0.0.1:0") as opened:
-        address = opened.http_address
-    with pytest.raises(PeerUnavailable, match=address):
-        await ask(address, 60.0)
+    with socket.socket() as taken:  # It does not listen, and nobody else can: the port stays its own.
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(PeerUnavailable, match=address):
+            await ask(address, 60.0)
 
 
 async def test_who_takes_the_question_and_says_nothing_is_given_up(tmp_path: Path) -> None:
-    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def listen(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await reader.read()
-        writer.close()
-        await writer.wait_closed()
 
-    async with await asyncio.start_unix_server(listen, tmp_path / "mute.sock"):
+    async with serving(lambda accept: asyncio.start_unix_server(accept, tmp_path / "mute.sock"), listen):
         with pytest.raises(DeadlineExceeded, match="status from"):
             await ask(f"ipc://{tmp_path}/mute.sock", 0.3)
 
@@ -140,10 +187,8 @@ async def test_who_speaks_another_language_is_told_apart(tmp_path: Path) -> None
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
-        writer.close()
-        await writer.wait_closed()
 
-    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+    async with serving(lambda accept: asyncio.start_server(accept, "127.0.0.1", 0), greet) as server:
         host, port = server.sockets[0].getsockname()
         with pytest.raises(PeerUnavailable, match="does not speak HTTP"):
             await ask(f"http://{host}:{port}", 60.0)
