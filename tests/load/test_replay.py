@@ -82,7 +82,7 @@ async def test_with_pools_that_never_fill_exactly_the_pages_seen_before_are_hit(
 async def test_a_smaller_pool_a_slow_copy_and_a_late_engine_delay_the_group_and_never_part_it(
     shape: dict[str, int],
 ) -> None:
-    report = await played(slow_copy_s={2: 0.002}, jitter_s={3: 0.001}, **TIGHT, **shape)
+    report = await played(slow_copy_s={2: 0.02}, jitter_s={3: 0.001}, **TIGHT, **shape)
     assert holds(report)
     assert report.retries > 0
     first = report.aborts_first[Reason.DEVICE_FULL]
@@ -116,7 +116,7 @@ async def test_other_write_policies_keep_the_group_equal_too(policy: WritePolicy
 
 
 async def test_without_agreement_the_same_run_parts_and_the_first_difference_is_named() -> None:
-    report = await played(ranks=4, agreement=Agreeing.NONE, slow_copy_s={2: 0.002}, jitter_s={3: 0.001}, **TIGHT)
+    report = await played(ranks=4, agreement=Agreeing.NONE, slow_copy_s={2: 0.02}, jitter_s={3: 0.001}, **TIGHT)
     assert report.exit_code is Exit.LOST
     assert not report.digests_equal
     found = report.divergence

@@ -12,9 +12,14 @@ from tests.sglang.engine import Engine, Groups
 
 PAGE = 16
 TOKENS = list(range(1000, 1064))
-STEPS_MAX = 400
+STEPS_MAX = 10_000
+"""Some ten times as long as a storage thread is kept waiting on a machine that stands still for seconds."""
+
 OPTIONS = '{"prefetch_threshold": 16, "prefetch_timeout_base": 0.05, "prefetch_timeout_per_ki_token": 0}'
 """Short prompts are fetched as well, and a wait is soon over."""
+
+UNHURRIED = OPTIONS.replace("0.05", "60")
+"""A wait lasts until all is there, also by the policy that ends it after a time."""
 
 # SGLang compiles its hash at first use, which takes longer than a scenario may.
 get_native_hash(array("q", TOKENS), None, PAGE)
@@ -24,14 +29,20 @@ class Stored:
     """An engine with a file store that holds the KV of TOKENS, and nothing of it on host or device."""
 
     def __init__(
-        self, groups: Groups, folder: str, backend: str | None, policy: str, model: type[Engine] = Engine
+        self,
+        groups: Groups,
+        folder: str,
+        backend: str | None,
+        policy: str,
+        model: type[Engine] = Engine,
+        options: str = OPTIONS,
     ) -> None:
         self.engine = model(
             groups,
             backend=backend,
             page_size=PAGE,
             storage="file",
-            storage_options=OPTIONS,
+            storage_options=options,
             prefetch_policy=policy,
             file_storage_path=folder,
         )

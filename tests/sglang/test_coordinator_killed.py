@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.sglang.engine import Engine, Groups
 from tests.sglang.stream import Faults, Report, Stream
-from tests.sglang.world import run_ranks, values
+from tests.sglang.world import PATIENCE, run_ranks, values
 
 STEPS = 600
 
@@ -24,7 +24,8 @@ def coordinator(address: str) -> Iterator["subprocess.Popen[bytes]"]:
     """A coordinator process that serves at this address."""
     reading, writing = os.pipe()
     command = [sys.executable, "-m", "kvcoord", "coordinator", "--bind", address, "--ready-fd", str(writing)]
-    process = subprocess.Popen([*command, "--http", "127.0.0.1:0"], pass_fds=[writing])
+    environment = os.environ | PATIENCE
+    process = subprocess.Popen([*command, "--http", "127.0.0.1:0"], pass_fds=[writing], env=environment)
     os.close(writing)
     try:
         with os.fdopen(reading) as ready:
@@ -105,7 +106,7 @@ def test_a_coordinator_that_is_started_again_goes_on_where_it_was() -> None:
 def test_without_any_coordinator_every_rank_raises_one_error_that_names_the_cause() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kvcoord.yaml"
-        file.write_text("timeouts:\n  group_deadline_s: 2\n  heartbeat_timeout_s: 1\n  heartbeat_interval_s: 0.2\n")
+        file.write_text("timeouts:\n  group_deadline_s: 2\n  heartbeat_timeout_s: 60\n  heartbeat_interval_s: 0.2\n")
         address = f"ipc://{folder}/a.sock"
         with coordinator(address) as only:
             settings = {"KVCOORD_COORDINATORS": address, "KVCOORD_CONFIG": str(file)}

@@ -11,7 +11,7 @@ TOKENS = list(range(1000, 1064))
 
 def page(engine: Engine, route: str) -> str:
     address = engine.cache.agreement.http_address
-    with urllib.request.urlopen(f"http://{address}{route}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}{route}", timeout=30) as answer:
         return str(answer.read().decode())
 
 

@@ -29,7 +29,7 @@ Told = tuple[str, str]
 @pytest.fixture
 def limits(tmp_path: Path) -> dict[str, str]:
     file = tmp_path / "kvcoord.yaml"
-    file.write_text("timeouts:\n  heartbeat_interval_s: 0.2\n  heartbeat_timeout_s: 1.5\n  group_deadline_s: 1.5\n")
+    file.write_text("timeouts:\n  heartbeat_interval_s: 0.2\n  heartbeat_timeout_s: 4\n  group_deadline_s: 1.5\n")
     return {"KVCOORD_CONFIG": str(file)}
 
 

@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
 
 from tests.sglang.engine import KVCOORD, STOCK, Engine, Groups
 from tests.sglang.hybrid import DraftEngine, IndexerEngine
-from tests.sglang.stored import TOKENS, Stored, fail_at_times
+from tests.sglang.stored import OPTIONS, TOKENS, UNHURRIED, Stored, fail_at_times
 from tests.sglang.world import Result, agree, run_ranks, values
 
 SEEDS = int(os.environ.get("STREAM_SEEDS", "2"))
@@ -26,13 +26,14 @@ def play(
     policy: str,
     *,
     model: type[Engine] = Engine,
+    options: str = OPTIONS,
     tp: int = 2,
     pp: int = 1,
 ) -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
 
         def on_rank(groups: Groups) -> Any:
-            stored = Stored(groups, folder, backend, policy, model)
+            stored = Stored(groups, folder, backend, policy, model, options)
             told = scenario(stored, groups.rank)
             stored.engine.close()
             return told
@@ -54,7 +55,7 @@ def fetched(stored: Stored, _: int) -> Any:
 def test_what_storage_holds_comes_back_on_every_rank_at_the_same_step_with_its_bytes(
     policy: str, shape: dict[str, Any]
 ) -> None:
-    first, second = values(play(fetched, KVCOORD, policy, **shape))
+    first, second = values(play(fetched, KVCOORD, policy, options=UNHURRIED, **shape))
     assert first == second
     assert first[1:3] == (64, True)
     assert first[3] == {"hit": 0, "prefetching": 0, "host_used": 64, "locked": 0}
@@ -146,7 +147,7 @@ def test_a_deadline_is_over_when_it_is_over_by_every_ranks_clock() -> None:
 @pytest.mark.parametrize("policy", ["wait_complete", "timeout"])
 @pytest.mark.parametrize("model", [DraftEngine, IndexerEngine])
 def test_what_storage_holds_comes_back_with_the_bytes_of_a_side_pool(model: type[Engine], policy: str) -> None:
-    first, second = values(play(fetched, KVCOORD, policy, model=model))
+    first, second = values(play(fetched, KVCOORD, policy, model=model, options=UNHURRIED))
     assert first == second
     assert first[1:3] == (64, True)
     assert first[3] == {"hit": 0, "prefetching": 0, "host_used": 64, "locked": 0}

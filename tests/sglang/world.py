@@ -18,6 +18,13 @@ import torch
 from tests.sglang.engine import Groups
 
 HANGS: Final = "hangs"
+
+PATIENCE: Final = {
+    "KVCOORD_TIMEOUTS__HEARTBEAT_TIMEOUT_S": "60",
+    "KVCOORD_TIMEOUTS__PREPARE_TIMEOUT_S": "60",
+    "KVCOORD_TIMEOUTS__VOTE_TIMEOUT_S": "60",
+}
+"""For scenarios without a configuration of their own: nobody is lost because the machine has not let it run."""
 _FORK: Final = multiprocessing.get_context("fork")
 
 
@@ -52,6 +59,8 @@ def run_ranks(
     world = tp * pp
     with tempfile.TemporaryDirectory(prefix="kvcoord-test-") as folder:
         settings = {"XDG_RUNTIME_DIR": folder, **(environment or {})}
+        if "KVCOORD_CONFIG" not in settings:
+            settings |= PATIENCE
         pipes = []
         processes = []
         for rank in range(world):
