@@ -26,7 +26,7 @@ async def test_the_client_code_of_the_readme_runs_and_prints_what_it_says(tmp_pa
         assert callable(main)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            await asyncio.wait_for(main(), timeout=20)
+            await asyncio.wait_for(main(), timeout=60)
     lines = printed.getvalue().splitlines()
     assert lines[0].startswith("Committed(")
     assert lines[1] == "Match(device_pages=4, host_pages=0)"

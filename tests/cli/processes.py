@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from kvcoord.cli import commands
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-END_TIMEOUT_S = 30
+END_TIMEOUT_S = 60
 
 
 def environment(folder: Path, **variables: str) -> dict[str, str]:

@@ -29,7 +29,6 @@ def test_people_get_a_table_with_what_it_ran_on() -> None:
     assert "cores" in finished.stdout
 
 
-@pytest.mark.timeout(120)
 def test_rows_of_agreement_have_the_promised_fields() -> None:
     finished = run("agreement", "--ranks", "2", "--quick", "--no-sidecar", "--json")
     assert finished.returncode == 0, finished.stderr

@@ -91,7 +91,6 @@ def test_rates_over_time_are_by_the_seconds_between_two_words() -> None:
     assert (offered, served) == ([(1.0, 1.0), (3.0, 1.5)], [(1.0, 1.0), (3.0, 2.0)])
 
 
-@pytest.mark.timeout(120)
 async def test_the_rate_is_looked_for_in_stages_that_get_faster() -> None:
     said: list[str] = []
     found = await find_rate(plan_replay(ReplayOptions(ranks=2)), 0.01, said.append, stage_s=0.25, stages_max=3)
@@ -125,7 +124,6 @@ def test_growth_after_the_first_quarter_is_noticed(megabytes: list[int], descrip
     assert row.cpu_share == 0.5
 
 
-@pytest.mark.timeout(120)
 async def test_a_short_run_serves_every_request_that_arrives() -> None:
     options = LoadOptions(replay=ReplayOptions(ranks=2), speed_up=2000.0, seconds=1.0, step_s=0.005)
     engines, processes = await load(options)

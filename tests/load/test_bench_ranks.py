@@ -73,7 +73,6 @@ def test_every_act_of_the_design_has_a_case_and_every_budget_a_row() -> None:
         assert all(ours in case.ours and peer in case.peers for ours, peer in case.budgets)
 
 
-@pytest.mark.timeout(120)
 async def test_members_agree_step_and_cover_beside_the_star() -> None:
     effort = Effort(blocks=1, acts=4)
     async with open_bed(2, [1], sidecar=False, gloo=False) as bed:

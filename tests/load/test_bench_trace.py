@@ -67,7 +67,6 @@ async def test_a_part_is_played_in_turn_and_the_whole_once(monkeypatch: pytest.M
     assert len(result.rows) == 2
 
 
-@pytest.mark.timeout(120)
 async def test_a_trace_is_played_without_torch_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     result = await replays(OPTIONS, quick=True)

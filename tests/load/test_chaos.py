@@ -31,7 +31,6 @@ async def rest(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-@pytest.mark.timeout(150)
 async def test_twenty_seconds_of_chaos_break_no_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seed = int.from_bytes(os.urandom(4), "little")

@@ -151,6 +151,6 @@ async def test_a_replay_that_is_asked_to_stop_ends_in_good_order(capsys: pytest.
     stop = Stop()
     reports: list[ReplayReport] = []
     plan = plan_replay(ReplayOptions(ranks=2, jitter_s={0: 0.01}))
-    code = await asyncio.wait_for(_play(plan, stop, lambda _: stop.request("SIGINT"), reports), 30)
+    code = await asyncio.wait_for(_play(plan, stop, lambda _: stop.request("SIGINT"), reports), 60)
     assert (code, reports) == (INTERRUPTED, [])
     assert capsys.readouterr().err == "kvcoord: stopped by SIGINT\n"

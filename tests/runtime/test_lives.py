@@ -122,7 +122,6 @@ async def test_a_rank_that_lost_its_sidecar_empties_the_host_tier_of_all(tmp_pat
             assert await on_all(*(engine.read(KEYS) for engine in engines)) == [{b"c" * 64}] * 2
 
 
-@pytest.mark.timeout(120)
 async def test_engines_and_sidecars_are_killed_by_turns_and_nothing_is_left(tmp_path: Path) -> None:
     before = shared_memory()
     async with ProcessGroup(tmp_path, 1) as made:

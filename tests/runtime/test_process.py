@@ -66,7 +66,7 @@ def started(code: str, folder: Path, **options: object) -> Iterator[subprocess.P
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     return process.returncode, out, err
 
 

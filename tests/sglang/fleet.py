@@ -43,7 +43,7 @@ def play(
         engine.close()
         return report
 
-    results = run_ranks(on_rank, tp=tp, pp=pp, limit_s=50.0)
+    results = run_ranks(on_rank, tp=tp, pp=pp, limit_s=50.0 if backend is STOCK else 150.0)
     if backend is STOCK:
         return [result.value for result in results if result.ok]
     reports: list[Report] = values(results)

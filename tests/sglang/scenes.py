@@ -27,7 +27,7 @@ def on_ranks(
         engine.close()
         return told
 
-    return run_ranks(on_rank, tp=1 if pp else 2, pp=2 if pp else 1, limit_s=15.0 if backend is STOCK else 40.0)
+    return run_ranks(on_rank, tp=1 if pp else 2, pp=2 if pp else 1, limit_s=15.0 if backend is STOCK else 150.0)
 
 
 def hold_host(engine: Engine, groups: Groups, pool: str, left: int) -> Any:

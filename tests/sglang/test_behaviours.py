@@ -34,7 +34,7 @@ def on_two_ranks(scenario: Any, **options: Any) -> list[Any]:
         engine.close()
         return told
 
-    return values(run_ranks(on_rank, limit_s=40.0))
+    return values(run_ranks(on_rank))
 
 
 def fill_host(engine: Engine, left: int) -> Any:
@@ -206,7 +206,7 @@ def test_while_a_write_aborts_no_rank_promises_slots_that_another_has_not(shape:
         engine.close()
         return promised
 
-    first, second = values(run_ranks(on_rank, limit_s=40.0, **shape))
+    first, second = values(run_ranks(on_rank, **shape))
     assert first == second
     assert first[-1] == 32
 
@@ -234,7 +234,7 @@ def test_a_rank_that_takes_no_part_is_named_on_both() -> None:
         engine.insert(TOKENS)
         engine.step(4)
 
-    for result in run_ranks(on_rank, limit_s=40.0):
+    for result in run_ranks(on_rank):
         assert "Diverged" in result.error
         assert "intend" in result.error
 

@@ -76,7 +76,7 @@ def play(settings: dict[str, str], at_step: dict[int, Any]) -> list[Any]:
         engine.close()
         return report
 
-    return run_ranks(on_rank, limit_s=50.0, environment=settings)
+    return run_ranks(on_rank, environment=settings)
 
 
 def test_a_killed_coordinator_is_followed_by_the_next_of_the_list_and_the_trees_stay_equal() -> None:

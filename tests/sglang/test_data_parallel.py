@@ -33,7 +33,7 @@ def play(seed: int, settings: dict[str, str]) -> list[Any]:
         engine.close()
         return name, report
 
-    return values(run_ranks(on_rank, tp=4, limit_s=50.0, environment=settings))
+    return values(run_ranks(on_rank, tp=4, environment=settings))
 
 
 def check_replicas(told: list[Any]) -> None:

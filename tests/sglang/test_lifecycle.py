@@ -84,7 +84,7 @@ def live(scenario: Any, *, tp: int = 2, **options: Any) -> list[Any]:
             told = scenario(life)
             return told, life.stream.report.steps, life.left()
 
-        return values(run_ranks(on_rank, tp=tp, limit_s=50.0))
+        return values(run_ranks(on_rank, tp=tp))
 
 
 def check(lives: list[Any]) -> Any:

@@ -27,7 +27,7 @@ def test_a_rank_counts_what_its_group_decided_and_shows_it_on_a_port_of_its_own(
         engine.close()
         return [line for line in lines if "decisions_total{" in line or "held_back" in line], ready
 
-    first, second = values(run_ranks(on_rank, limit_s=40.0, environment={"KVCOORD_HTTP": "127.0.0.1:0"}))
+    first, second = values(run_ranks(on_rank, environment={"KVCOORD_HTTP": "127.0.0.1:0"}))
     aborted = 'operation="write-through",outcome="abort",path="voted",rank="{}",reason="host_full"'
     for rank, (lines, ready) in enumerate((first, second)):
         assert ready == "ready\n"
@@ -43,4 +43,4 @@ def test_without_an_address_no_port_is_opened() -> None:
         engine.close()
         return address
 
-    assert values(run_ranks(on_rank, tp=1, limit_s=40.0)) == [""]
+    assert values(run_ranks(on_rank, tp=1)) == [""]

@@ -69,7 +69,7 @@ def struck(
         engine.close()
         return told
 
-    return run_ranks(on_rank, tp=tp, limit_s=40.0, environment=limits, silent=silent)
+    return run_ranks(on_rank, tp=tp, environment=limits, silent=silent)
 
 
 def check(told: tuple[Told, Told], victim: int) -> None:

@@ -124,7 +124,7 @@ def test_a_host_pool_whose_slots_hold_tokens_of_several_ranks_is_refused() -> No
         engine.close()
         return str(refused.value)
 
-    (said,) = values(run_ranks(on_rank, tp=1, limit_s=50.0))
+    (said,) = values(run_ranks(on_rank, tp=1))
     assert "--dcp-size" in said
 
 
@@ -189,7 +189,7 @@ def test_ranks_with_different_write_policies_are_refused_by_name() -> None:
     def on_rank(groups: Groups) -> None:
         Engine(groups, write_policy=("write_through", "write_back")[groups.rank])
 
-    errors = [result.error for result in run_ranks(on_rank, limit_s=50.0, environment={"KVCOORD_CONFIG": SHORT})]
+    errors = [result.error for result in run_ranks(on_rank, environment={"KVCOORD_CONFIG": SHORT})]
     assert any("JoinRefused" in error and "hicache_write_policy" in error for error in errors)
 
 

@@ -27,7 +27,7 @@ def play(scenario: Scenario, backend: str | None, *, tp: int = 2, pp: int = 1, *
         engine.close()
         return told
 
-    return run_ranks(on_rank, tp=tp, pp=pp, limit_s=15.0 if backend is STOCK else 40.0)
+    return run_ranks(on_rank, tp=tp, pp=pp, limit_s=15.0 if backend is STOCK else 150.0)
 
 
 def hold_host(engine: Engine, groups: Groups, left: int) -> Any:

@@ -39,7 +39,7 @@ def backed_up(left_on_rank_1: int) -> list[Any]:
         engine.close()
         return backup is not None, restored
 
-    return values(run_ranks(on_rank, limit_s=40.0))
+    return values(run_ranks(on_rank))
 
 
 def test_a_retracted_request_comes_back_with_its_bytes() -> None:

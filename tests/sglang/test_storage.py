@@ -38,7 +38,7 @@ def play(
             stored.engine.close()
             return told
 
-        return run_ranks(on_rank, limit_s=12.0 if backend is STOCK else 40.0, tp=tp, pp=pp)
+        return run_ranks(on_rank, limit_s=12.0 if backend is STOCK else 150.0, tp=tp, pp=pp)
 
 
 def fetched(stored: Stored, _: int) -> Any:

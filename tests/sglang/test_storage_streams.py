@@ -36,7 +36,7 @@ def play(seed: int, policy: str, shape: dict[str, Any]) -> Any:
             engine.close()
             return report, stream.fetched
 
-        return values(run_ranks(on_rank, limit_s=50.0, **shape))
+        return values(run_ranks(on_rank, **shape))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -48,7 +48,7 @@ def run_ranks(
     *,
     tp: int = 2,
     pp: int = 1,
-    limit_s: float = 60.0,
+    limit_s: float = 150.0,
     environment: dict[str, str] | None = None,
     silent: int | None = None,
 ) -> list[Result]:
