@@ -1,6 +1,7 @@
 """What a test process has open, seen so that it does not matter what other threads open and close meanwhile."""
 
 import os
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -13,6 +14,11 @@ def open_files() -> list[str]:
         with suppress(FileNotFoundError):
             names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
     return names
+
+
+def own_threads() -> list[str]:
+    """The threads that kvcoord has started in this process, by name. Others come and go as they like."""
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("kvcoord"))
 
 
 def grows(counts: Sequence[int]) -> bool:

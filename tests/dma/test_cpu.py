@@ -12,6 +12,7 @@ from kvcoord.errors import TransferFailed, UsageError
 from kvcoord.memory.geometry import PoolGeometry
 from tests.dma.gate import Gate, stand_in
 from tests.dma.pools import CAPACITY, LAYERS, PAGE_BYTES, Pools
+from tests.leaks import own_threads
 
 PAGE_TOTAL_BYTES = PAGE_BYTES * LAYERS
 
@@ -158,10 +159,10 @@ async def test_the_number_of_open_transfers_is_bounded_and_the_limit_is_answered
 
 
 async def test_closing_ends_the_threads_but_only_after_their_copies(pools: Pools, gate: Gate) -> None:
-    before = threading.active_count()
+    before = own_threads()
     engine = engine_of(inline_bytes_max=0, threads=2)
     transfer = engine.submit(pools.plan("write/1", range(CAPACITY)))
-    assert threading.active_count() == before + 2
+    assert len(own_threads()) == len(before) + 2
     closing = asyncio.ensure_future(engine.close())
     for _ in range(50):
         await asyncio.sleep(0)
@@ -169,14 +170,14 @@ async def test_closing_ends_the_threads_but_only_after_their_copies(pools: Pools
     gate.let(LAYERS)
     await closing
     assert transfer.done()
-    assert threading.active_count() == before
+    assert own_threads() == before
 
 
 async def test_an_engine_with_small_transfers_only_starts_no_thread(pools: Pools) -> None:
-    before = threading.active_count()
+    before = own_threads()
     engine = engine_of()
     await engine.submit(pools.plan("write/1", [0]))
-    assert threading.active_count() == before
+    assert own_threads() == before
     await engine.close()
 
 

@@ -15,6 +15,7 @@ from kvcoord.memory.pinned import Pinned
 from tests.dma.fake_driver import FakeDriver, Seen, Work
 from tests.dma.happens_before import races
 from tests.dma.pools import KV, LAYERS, PAGE_BYTES, Pools, pattern
+from tests.leaks import own_threads
 
 PAGE_TOTAL_BYTES = PAGE_BYTES * LAYERS
 
@@ -234,7 +235,7 @@ async def test_the_number_of_open_transfers_is_bounded_and_the_limit_is_answered
 
 
 async def test_closing_gives_every_stream_event_thread_and_pinned_chunk_back(pools: Pools) -> None:
-    threads = threading.active_count()
+    threads = own_threads()
     driver = FakeDriver()
     engine = engine_of(driver)
     engine.pin(pools.host)
@@ -244,7 +245,7 @@ async def test_closing_gives_every_stream_event_thread_and_pinned_chunk_back(poo
     assert driver.registered
     await engine.close()
     assert (driver.streams, driver.events, driver.registered) == ({}, set(), {})
-    assert threading.active_count() == threads
+    assert own_threads() == threads
 
 
 async def test_events_are_used_again_and_not_made_for_every_transfer(pools: Pools) -> None:

@@ -6,7 +6,7 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from kvcoord.observability.http_connection import HttpLimits
 from kvcoord.observability.http_routes import Response, Route, process_routes
 from kvcoord.observability.metrics import CoordinatorMetrics
 from kvcoord.observability.snapshot import CoordinatorSnapshot, GroupSnapshot
+from tests.ports import reserved_port
 
 SNAPSHOT = CoordinatorSnapshot(
     version="0.1.0",
@@ -38,6 +39,12 @@ def routes(not_ready: str = "") -> dict[str, Route]:
         config=lambda: "bind: []\n",
         events=lambda: b'{"format":1}\n',
     )
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved_port() as port:
+        yield port
 
 
 @asynccontextmanager
@@ -171,9 +178,9 @@ async def test_connections_beyond_the_limit_are_refused_and_one_that_closes_make
         assert (await asyncio.to_thread(get, server, "/healthz"))[0] == 200
 
 
-async def test_closing_ends_open_connections_leaves_no_task_and_frees_the_port() -> None:
+async def test_closing_ends_open_connections_leaves_no_task_and_frees_the_port(port: int) -> None:
     before = asyncio.all_tasks()
-    server = HttpServer("127.0.0.1", 0, routes())
+    server = HttpServer("127.0.0.1", port, routes())
     await server.open()
     peers = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(5)]
     for reader, writer in peers:
@@ -185,7 +192,7 @@ async def test_closing_ends_open_connections_leaves_no_task_and_frees_the_port()
     assert asyncio.all_tasks() == before
     for _, writer in peers:
         writer.close()
-    again = HttpServer("127.0.0.1", server.port, routes())
+    again = HttpServer("127.0.0.1", port, routes())
     await again.open()
     await again.close()
 

@@ -20,7 +20,7 @@ from kvcoord.runtime.board import Board
 from kvcoord.runtime.member import Member
 from kvcoord.transport.channel import Channel
 from kvcoord.transport.node_connection import NodeConnection
-from tests.leaks import grows, open_files
+from tests.leaks import grows, open_files, own_threads
 
 RANKS = 2
 
@@ -209,13 +209,10 @@ def test_members_leave_no_thread_and_no_descriptor_behind(tmp_path: Path) -> Non
         with engines(tmp_path) as run:
             run(lambda one, _: decide(one, "op"))
 
-    def threads() -> list[str]:
-        return [thread.name for thread in threading.enumerate() if thread.name.startswith(("kvcoord", "engine"))]
-
     gc.collect()  # What other tests have left behind is not counted.
-    before, files = threads(), []
+    before, files = own_threads(), []
     for _ in range(8):
         life()
-        assert threads() == before
+        assert own_threads() == before
         files.append(len(open_files()))
     assert not grows(files)

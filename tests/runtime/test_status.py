@@ -1,7 +1,6 @@
 """Asking for the status, wherever somebody listens."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from kvcoord.runtime.status import ask
 from kvcoord.transport.curve import generate_keys
 from kvcoord.transport.link import LinkLimits
 from kvcoord.transport.unix import UnixTransport
+from tests.ports import reserved_port
 from tests.runtime.scrape import get
 
 WORKER = WorkerSnapshot(version="9", incarnation="a", uptime_s=1.0, ready=True, group="g", rank=3, state="active")
@@ -167,11 +167,8 @@ async def test_a_body_that_is_no_status_says_so(tmp_path: Path) -> None:
 async def test_where_nobody_listens_that_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(PeerUnavailable, match="No such file"):
         await ask(f"ipc://{tmp_path}/nobody.sock", 60.0)
-    with socket.socket() as taken:  # It does not listen, and nobody else can: the port stays its own.
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(PeerUnavailable, match=address):
-            await ask(address, 60.0)
+    with reserved_port() as port, pytest.raises(PeerUnavailable, match=f"127.0.0.1:{port}"):
+        await ask(f"127.0.0.1:{port}", 60.0)
 
 
 async def test_who_takes_the_question_and_says_nothing_is_given_up(tmp_path: Path) -> None:

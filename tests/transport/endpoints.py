@@ -141,19 +141,20 @@ async def send_until(send: Callable[[], SendResult], expected: SendResult) -> No
         await asyncio.sleep(0)
 
 
-def _curve(folder: Path) -> Kind:
+def _curve(folder: Path, port: int) -> Kind:
     generate_keys(folder / "keys")
     transport = ZeromqTransport(
         server_keys=load_server_keys(folder / "keys"), client_keys=load_client_keys(folder / "keys")
     )
-    return Kind("zeromq-curve", transport, "tcp://127.0.0.1:*")
+    return Kind("zeromq-curve", transport, f"tcp://127.0.0.1:{port}")
 
 
-KINDS: dict[str, Callable[[Path], Kind]] = {
-    "zeromq-ipc": lambda folder: Kind("zeromq-ipc", ZeromqTransport(), f"ipc://{folder}/z"),
-    "zeromq-tcp": lambda folder: Kind("zeromq-tcp", ZeromqTransport(insecure_tcp=True), "tcp://127.0.0.1:*"),
+KINDS: dict[str, Callable[[Path, int], Kind]] = {
+    "zeromq-ipc": lambda folder, _: Kind("zeromq-ipc", ZeromqTransport(), f"ipc://{folder}/z"),
+    "zeromq-tcp": lambda _, port: Kind("zeromq-tcp", ZeromqTransport(insecure_tcp=True), f"tcp://127.0.0.1:{port}"),
     "zeromq-curve": _curve,
-    "unix": lambda folder: Kind("unix", UnixTransport(), f"unix://{folder}/u"),
-    "node": lambda folder: Kind("node", NodeTransport(), f"unix://{folder}/n"),
-    "loopback": lambda folder: Kind("loopback", LoopbackTransport(), "loopback://*"),
+    "unix": lambda folder, _: Kind("unix", UnixTransport(), f"unix://{folder}/u"),
+    "node": lambda folder, _: Kind("node", NodeTransport(), f"unix://{folder}/n"),
+    "loopback": lambda *_: Kind("loopback", LoopbackTransport(), "loopback://*"),
 }
+"""By a folder and a port that are the test's own."""

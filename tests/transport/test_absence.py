@@ -12,9 +12,9 @@ from tests.transport.endpoints import KINDS, LIMITS, Kind, send_until
 
 @pytest.mark.parametrize("name", ["zeromq-ipc", "zeromq-tcp", "node", "loopback"])
 async def test_a_connection_is_told_that_nobody_is_there_and_still_finds_who_comes_later(
-    name: str, tmp_path: Path
+    name: str, tmp_path: Path, port: int
 ) -> None:
-    kind = KINDS[name](tmp_path)
+    kind = KINDS[name](tmp_path, port)
     async with kind.serve() as served:
         address = served.listener.address
     absences: asyncio.Queue[None] = asyncio.Queue()

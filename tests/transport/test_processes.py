@@ -23,8 +23,8 @@ LIMITS = LinkLimits(queue_messages_max=4)
 
 
 @pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
-    return ALL_KINDS[request.param](tmp_path)
+def kind(request: pytest.FixtureRequest, tmp_path: Path, port: int) -> Kind:
+    return ALL_KINDS[request.param](tmp_path, port)
 
 
 @asynccontextmanager
@@ -105,8 +105,8 @@ async def test_the_last_message_of_a_process_that_ends_arrives(kind: Kind) -> No
         assert await process.wait() == 0
 
 
-async def test_a_blocking_send_to_a_stopped_listener_ends_at_its_limit(tmp_path: Path) -> None:
-    kind = ALL_KINDS["unix"](tmp_path)
+async def test_a_blocking_send_to_a_stopped_listener_ends_at_its_limit(tmp_path: Path, port: int) -> None:
+    kind = ALL_KINDS["unix"](tmp_path, port)
     async with child("serve", kind, kind.address) as process:
         address = await first_line(process)
         connection = BlockingUnixConnection(address, LinkLimits(send_timeout_s=0.05))
