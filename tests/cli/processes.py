@@ -75,6 +75,16 @@ def finished(folder: Path, *arguments: str, **variables: str) -> subprocess.Comp
     )
 
 
+def joined(folder: Path, *address: str) -> dict[str, Any]:
+    """The status of a coordinator once a rank has joined there. A worker says that it serves before it has."""
+    while True:
+        asked = finished(folder, "status", *address, "--json")
+        assert asked.returncode == 0, asked.stderr
+        status: dict[str, Any] = json.loads(asked.stdout)
+        if status["groups"]:
+            return status
+
+
 def call(*arguments: str, **variables: str) -> Result:
     """`kvcoord` with these arguments, in this process."""
     return CliRunner(env=variables).invoke(commands, arguments, prog_name="kvcoord")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.processes import call, end, finished, said, started
+from tests.cli.processes import call, end, finished, joined, said, started
 
 
 def serving(folder: Path, scheme: str = "unix") -> tuple[str, ...]:
@@ -127,6 +127,7 @@ def test_a_worker_that_the_group_does_not_want_ends_with_code_3_and_says_why(tmp
     ):
         said(coordinator)
         said(first)
+        joined(tmp_path, address)
         refused = finished(tmp_path, "worker", "--rank", "1", *shared, *shape, "--set", "group.page_tokens=32")
         assert refused.returncode == 3
         assert "page_tokens is 32 on rank 1 and 64 on rank 0" in refused.stderr.splitlines()[-1]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.processes import END_TIMEOUT_S, call, end, environment, finished, said, started
+from tests.cli.processes import END_TIMEOUT_S, call, end, environment, finished, joined, said, started
 
 LAST_LINE = "`kvcoord status` and `kvcoord top` show what happens. ctrl-C ends everything.\n"
 SMALL = ("--set", "host_pages=8", "--set", "device_pages=8", "--set", "log_level=warning", "--json")
@@ -24,7 +24,7 @@ def test_everything_serves_until_ctrl_c_and_nothing_is_left(tmp_path: Path) -> N
     with started(tmp_path, "up", "--ranks", "2", *SMALL) as up:
         card = said(up)
         assert len(card["workers"]) == 2
-        status = json.loads(finished(tmp_path, "status", "--json").stdout)
+        status = joined(tmp_path)
         assert [(group["name"], group["world_size"]) for group in status["groups"]] == [("default", 2)]
         for rank, address in enumerate(card["workers"]):
             worker = json.loads(finished(tmp_path, "status", address, "--json").stdout)
