@@ -44,9 +44,8 @@ async def test_scenario_o_a_worker_started_again_faster_than_a_heartbeat_is_the_
             await group.worker(1)
         with pytest.raises(GroupRenewed):
             await a.hold_and_release_for_ever()
-        after = await group.status(1)
+        after = await group.until(1, lambda snapshot: snapshot.state == "active")
         assert after.incarnation != before.incarnation
-        assert after.state == "active"
 
 
 # --- the coordinator is lost ------------------------------------------------------------------------------------------
