@@ -142,7 +142,7 @@ def test_different_settings_refuse_the_join_by_name(address: str) -> None:
 
 
 def test_ranks_that_never_come_end_the_join_with_their_names(address: str) -> None:
-    timeouts = msgspec.structs.replace(PATIENT, join_timeout_s=0.5)
+    timeouts = msgspec.structs.replace(PATIENT, join_timeout_s=2.0)
     alone = member(address, 0, 2, timeouts=timeouts)
     with pytest.raises(GroupLost, match="1"):
         alone.open([10])
