@@ -34,7 +34,7 @@ async def test_pages_windows_and_states_come_back_with_their_bytes_and_none_leak
 
 
 async def test_a_coordinator_that_is_killed_costs_no_end_of_a_sequence() -> None:
-    slowly = {"ranks": 2, "settle": True, "jitter_s": {0: 0.02}}
+    slowly = {"ranks": 2, "settle": True, "jitter_s": {0: 0.004}}
     undisturbed = await played(**slowly)
     report = await played(**slowly, restart=True, kill_coordinator=40)
     assert (report.differences, report.leaks, report.pages_corrupt) == ([], [], 0)
