@@ -34,8 +34,9 @@ async def test_pages_windows_and_states_come_back_with_their_bytes_and_none_leak
 
 
 async def test_a_coordinator_that_is_killed_costs_no_end_of_a_sequence() -> None:
-    undisturbed = await played(ranks=2, settle=True)
-    report = await played(ranks=2, settle=True, restart=True, kill_coordinator=40)
+    slowly = {"ranks": 2, "settle": True, "jitter_s": {0: 0.004}}
+    undisturbed = await played(**slowly)
+    report = await played(**slowly, restart=True, kill_coordinator=40)
     assert (report.differences, report.leaks, report.pages_corrupt) == ([], [], 0)
     assert report.coordinators_lost == 1
     assert report.pages_hit_by_tier == undisturbed.pages_hit_by_tier

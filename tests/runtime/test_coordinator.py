@@ -99,8 +99,16 @@ async def test_a_rank_that_is_silent_is_lost_and_the_others_are_told(place: Plac
     patient = RankLimits(heartbeat_interval_s=0.02)
     silent = RankLimits(heartbeat_interval_s=60.0, heartbeat_timeout_s=120.0)
     ranks = [await place.rank(0, 2, limits=patient), await place.rank(1, 2, limits=silent)]
-    # A machine that stands still makes the others silent too: what is promised is that this one is noticed.
-    await ranks[0].until(lambda: any(effect.rank == 1 for effect in _suspensions(ranks[0])))
+
+    def lost() -> list[object]:
+        return [entry.detail for entry in coordinator.recorder.entries() if entry.kind == "member_lost"]
+
+    def told() -> bool:
+        """A machine that stands still makes the other one silent too: that one is told when it joins again."""
+        suspended = any(effect.rank == 1 for effect in _suspensions(ranks[0]))
+        return suspended or ranks[0].machine.cause == "waiting for ranks 1"
+
+    await ranks[0].until(lambda: told() and "'rank': 1" in str(lost()))
     assert coordinator.snapshot().groups[0].ranks_lost >= 1
 
 

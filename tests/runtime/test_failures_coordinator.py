@@ -12,8 +12,9 @@ from kvcoord.config import Timeouts
 from kvcoord.load.plan import ReplayOptions, ReplayPlan, plan_replay
 from kvcoord.load.replay import replay
 from kvcoord.load.report import ReplayReport
-from kvcoord.runtime.children import Child, Children
+from kvcoord.runtime.children import Child
 from kvcoord.runtime.exits import Exit
+from kvcoord.runtime.process import Ready
 from tests.runtime.process_group import PATIENT
 
 RANKS = 4
@@ -29,40 +30,51 @@ class Processes:
     """The processes of a replay, by name."""
 
     def __init__(self) -> None:
-        self.started: list[Child] = []
+        self.ready: list[Child] = []
+        self._killed: list[Child] = []
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """To the present life of that process."""
-        [*_, child] = [child for child in self.started if child.name == name]
+        child = self._present(name)
         child.signal(number)
+        if number is signal.SIGKILL:
+            self._killed.append(child)
+
+    def serves(self, name: str) -> bool:
+        return self._present(name) not in self._killed
+
+    def _present(self, name: str) -> Child:
+        return [child for child in self.ready if child.name == name][-1]
 
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
     seen = Processes()
-    start = Children.start
+    ready = Child.ready
 
-    async def recording(self: Children, *args: Any, **kwargs: Any) -> Child:
-        seen.started.append(await start(self, *args, **kwargs))
-        return seen.started[-1]
+    async def recording(self: Child, *args: Any, **kwargs: Any) -> Ready:
+        told = await ready(self, *args, **kwargs)
+        seen.ready.append(self)
+        return told
 
-    monkeypatch.setattr(Children, "start", recording)
+    monkeypatch.setattr(Child, "ready", recording)
     return seen
 
 
 def planned(timeouts: Timeouts = PATIENT, **options: Any) -> ReplayPlan:
-    """A replay whose steps begin up to 5 ms late on one rank, so that there is time for something to happen."""
-    plan = plan_replay(ReplayOptions(ranks=RANKS, requests_max=REQUESTS, jitter_s={1: 0.005}, **options))
+    """A replay whose steps begin up to 20 ms late on one rank, so that there is time for something to happen."""
+    plan = plan_replay(ReplayOptions(ranks=RANKS, requests_max=REQUESTS, jitter_s={1: 0.02}, **options))
     return msgspec.structs.replace(plan, timeouts=timeouts)
 
 
 async def played(processes: Processes, acts: dict[int, Act], **options: Any) -> ReplayReport:
-    """Plays it; `acts` are done once so many requests are served."""
+    """Plays it; `acts` are done once so many requests are served, each to a coordinator that serves."""
     waiting = dict(acts)
 
     def on_progress(requests: int) -> None:
-        for at in [at for at in waiting if requests >= at]:
-            waiting.pop(at)(processes)
+        due = min(waiting, default=requests + 1)
+        if requests >= due and processes.serves("coordinator"):
+            waiting.pop(due)(processes)
 
     report = await replay(planned(**options), on_progress)
     assert not waiting
@@ -108,7 +120,7 @@ async def test_a_killed_coordinator_costs_no_page_and_no_hit(
 async def test_a_coordinator_killed_again_and_again_costs_no_page_and_no_hit(
     processes: Processes, undisturbed: ReplayReport
 ) -> None:
-    found = await played(processes, {40: kill, 100: kill, 160: kill}, restart=True)
+    found = await played(processes, {30: kill, 70: kill, 110: kill}, restart=True)
     assert unchanged(found, undisturbed)
     assert found.coordinators_lost == 3
 
