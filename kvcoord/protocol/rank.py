@@ -176,8 +176,9 @@ class RankMachine:
 
         Raises UsageError when the step is not the next one, or more than `lag` ahead of the last verdict.
         """
-        frame = self.rounds.frame(self.epoch, step, free, digest, now)
-        return [SendUp(frame)] if self.active else []
+        membership = self.membership
+        frame = self.rounds.frame(membership.epoch, step, free, digest, now)
+        return [SendUp(frame)] if membership.active else []
 
     def log(self, round_number: int, events: list[tuple[str, int]]) -> list[RankEffect]:
         """The answer to LogWanted."""

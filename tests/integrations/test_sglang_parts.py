@@ -37,6 +37,9 @@ class FakeMember:
     def send(self, step: int, free: list[int], digest: int, votes: list[Vote], acks: list[Ack]) -> None:
         self.frames.append((step, free, digest, votes, acks))
 
+    def take_nowait(self, round_number: int) -> Verdict | None:
+        return self.verdicts.pop(round_number, None)
+
     def take(self, round_number: int) -> Verdict:
         return self.verdicts.pop(round_number)
 
@@ -69,8 +72,8 @@ class Pools:
     def __init__(self, device: int, host: int) -> None:
         self.device, self.host = device, host
 
-    def capacity(self, agreed: list[int], lag: int = 1) -> Capacity:
-        capacity = Capacity(lag, {KV: lambda: self.device}, {KV: lambda: self.host})
+    def capacity(self, agreed: list[int]) -> Capacity:
+        capacity = Capacity({KV: lambda: self.device}, {KV: lambda: self.host})
         capacity.begin(capacity.now(), agreed)
         return capacity
 
@@ -232,8 +235,8 @@ def test_what_a_rank_has_decided_and_holds_back_can_be_read_as_metrics() -> None
     counters.covered("load-back")
     counters.covered("retraction", Reason.HOST_FULL)
     counters.decided("write-through", Path.VOTED, Outcome.ABORT, Reason.HOST_FULL)
-    counters.took_verdict(WAITED_S / 2)
-    counters.took_verdict(0.25)
+    counters.waited(WAITED_S / 2)
+    counters.waited(0.25)
     metrics = RankMetrics("engine", 3, counters, capacity, lambda: "active", lambda: 2)
     page = metrics.routes()["/metrics"]().body.decode()
 
