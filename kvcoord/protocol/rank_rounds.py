@@ -15,6 +15,7 @@ class RankRounds:
 
     def __init__(self, lag: int) -> None:
         self.lag = lag
+        self._open_max = max(lag, 1)
         self.first_round = -1
         self.last_frame = -1
         self.last_verdict = -1
@@ -42,7 +43,7 @@ class RankRounds:
         """
         if round_number != self.last_frame + 1:
             self.check_follows(round_number)
-        if len(self._frames) >= max(self.lag, 1):
+        if len(self._frames) >= self._open_max:
             raise UsageError("step", round_number, f"lag={self.lag}: verdict {self.verdict_next} has to come first")
         if self.first_round < 0:
             self.first_round = round_number

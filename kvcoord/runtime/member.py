@@ -3,8 +3,7 @@
     member = Member(config, fingerprint, events=digest.log)
     capacity = member.open(free)                         # waits until all ranks are there
     member.send(step, free, digest, votes, acks)         # never waits
-    verdict = member.take_nowait(step - lag)             # None when it has not come
-    verdict = member.take(step - lag)                    # waits for it
+    verdict = member.take(step - lag)                    # waits only if it has not come
     member.close()
 
 Heartbeats, deadlines and connecting live on the member's thread, so they go on while the engine computes. On one node
@@ -105,22 +104,24 @@ class Member:
             inner = self._opened_loop()
         inner.say(inner.frame, step, free, digest, votes, acks)
 
-    def take_nowait(self, round_number: int) -> Verdict | None:
-        """The verdict of this round, once; None when it has not come. Raises GroupLost or Diverged with the cause."""
-        board = self._board
-        if board.failure is not None:
-            board.raise_failure()
-        return board.verdicts.pop(round_number, None)
+    @property
+    def verdicts(self) -> dict[int, Verdict]:
+        """Those that have come and were not taken, by round: what is there may be popped instead of taken.
+
+        The same object for the whole life of the member. Empty once the membership is over.
+        """
+        return self._board.verdicts
 
     def take(self, round_number: int) -> Verdict:
-        """The verdict of this round, once, as soon as it has come.
+        """The verdict of this round, once.
 
-        Raises as `take_nowait`, and DeadlineExceeded when even the member's thread does not answer.
+        Raises GroupLost or Diverged with the cause, DeadlineExceeded when even the member's thread does not answer.
         """
-        verdict = self.take_nowait(round_number)
-        if verdict is not None:
-            return verdict
         board = self._board
+        verdict = board.verdicts.pop(round_number, None)
+        if verdict is not None:
+            board.raise_failure()
+            return verdict
         give_up_at = time.monotonic() + self._wait_limit_s
         self._read(self._opened_loop().borrow(), board.verdicts, round_number, give_up_at)
         verdict = board.take_verdict(round_number, give_up_at)

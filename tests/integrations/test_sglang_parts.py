@@ -37,9 +37,6 @@ class FakeMember:
     def send(self, step: int, free: list[int], digest: int, votes: list[Vote], acks: list[Ack]) -> None:
         self.frames.append((step, free, digest, votes, acks))
 
-    def take_nowait(self, round_number: int) -> Verdict | None:
-        return self.verdicts.pop(round_number, None)
-
     def take(self, round_number: int) -> Verdict:
         return self.verdicts.pop(round_number)
 

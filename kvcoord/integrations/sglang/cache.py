@@ -71,12 +71,13 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
                 self._apply(verdict)
         if controller.write_queue:
             self.flush_pending_backups()
-        if self.enable_storage:
+        if controller.enable_storage:  # The cache's own flag is asked of its tree.
             self._take_from_storage()
         agreed.outgoing.report(controller.ack_write_queue)
         agreed.incoming.report(controller.ack_load_queue)
         free = agreed.capacity.count(rounds.step)
-        agreed.writes.reserve()
+        if agreed.writes.intended:
+            agreed.writes.reserve()
         rounds.send(free, agreed.pools.tree_digest())
         if self.enable_storage_metrics and self.storage_metrics_collector is not None:
             self._log_storage_metrics()

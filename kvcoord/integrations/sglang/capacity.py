@@ -101,14 +101,12 @@ class Capacity:
         if verdict.absent:
             return
         self.ledger.settle(verdict.round, verdict.capacity)
-        self._compare(counted, verdict.capacity)
+        if (counted, verdict.capacity) != self._compared:
+            self._compare(counted, verdict.capacity)
 
     def _compare(self, counted: Sequence[int], agreed: Sequence[int]) -> None:
         """Keeps by how much this rank was ahead of the poorest, on the device."""
-        compared = counted, agreed
-        if compared == self._compared:
-            return
-        self._compared = compared
+        self._compared = counted, agreed
         for at, pool in enumerate(self._surplus):
             self._surplus[pool] = counted[at] - agreed[at]
 

@@ -27,7 +27,7 @@ STATE: Final = PoolName.MAMBA.value
 Cache = Any
 """A KvcoordRadixCache. Not imported: it imports this module."""
 
-_MIX: Final = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+_MIX: Final = 0x9E3779B97F4A7C15
 _MASK: Final = (1 << 64) - 1
 
 Reserved = dict[str, Any]
@@ -42,6 +42,7 @@ class Pools:
         self._host = cache.cache_controller.mem_pool_host
         self.names = [pool for pool, component in COMPONENTS.items() if component in cache.tree_components]
         self.is_hybrid = len(self.names) > 1
+        self._is_write_back = cache.is_write_back
         self._sizes: list[int] = []
         self._digest = 0
         """Of these sizes of the tree."""
@@ -110,9 +111,14 @@ class Pools:
         return {pool: sum(map(len, slots)) for pool, slots in freed.items() if slots}
 
     def tree_digest(self) -> int:
-        """What is cheap to read of the tree and differs soon after two trees have parted. Mixed again when it changes."""
+        """What is cheap to read of the tree and differs soon after two trees have parted.
+
+        Only with write-back does an eviction take host slots of nodes that stay; SGLang's number says of which.
+        """
         core = self._cache.tree_core
-        sizes = [core.evictable_size(), core.protected_size(), core.write_back_duplicate_reclaim_digest]
+        sizes = [core.evictable_size(), core.protected_size()]
+        if self._is_write_back:
+            sizes.append(core.write_back_duplicate_reclaim_digest)
         if self.is_hybrid:
             sizes += self._side_sizes()
         if sizes != self._sizes:
@@ -129,8 +135,7 @@ class Pools:
 
 
 def _mixed(sizes: Sequence[int]) -> int:
-    evictable, protected, reclaimed, *sides = sizes
-    digest = evictable * _MIX[0] + protected * _MIX[1] + reclaimed * _MIX[2]
-    for size in sides:
-        digest = (digest * _MIX[0] + size) & _MASK
-    return digest & _MASK
+    digest = 0
+    for size in sizes:
+        digest = ((digest ^ size) * _MIX) & _MASK
+    return digest

@@ -20,13 +20,14 @@ EVENTS_KEPT: Final = 4096
 class Membership(Protocol):
     """What the rounds need of `runtime.member.Member`."""
 
+    @property
+    def verdicts(self) -> dict[int, Verdict]: ...
+
     def open(self, free: Sequence[int]) -> Sequence[int]: ...
 
     def close(self) -> None: ...
 
     def send(self, step: int, free: list[int], digest: int, votes: list[Vote], acks: list[Ack]) -> None: ...
-
-    def take_nowait(self, round_number: int) -> Verdict | None: ...
 
     def take(self, round_number: int) -> Verdict: ...
 
@@ -49,6 +50,7 @@ class Rounds:
         self.life = 0
         self.counters = Counters()
         self._member = member
+        self._arrived = member.verdicts
         self._issued = 0
         self._votes: list[Vote] = []
         self._acks: list[Ack] = []
@@ -91,7 +93,7 @@ class Rounds:
         due = self.step - self.lag
         if due < 0:
             return None
-        verdict = self._member.take_nowait(due)
+        verdict = self._arrived.pop(due, None)
         if verdict is not None:
             return verdict
         began = perf_counter()
