@@ -63,7 +63,8 @@ def test_what_waits_to_be_sorted_is_counted(page_size: int) -> None:
 
 def test_nobody_is_asked_again_while_nothing_was_taken_or_given_back() -> None:
     allocator: Any = TokenToKVPoolAllocator(SLOTS, torch.float32, "cpu", None, need_sort=False)
-    own, asked = allocator.available_size, []
+    own = allocator.available_size
+    asked: list[int] = []
 
     def ask() -> int:
         asked.append(own())
