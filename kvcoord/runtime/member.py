@@ -102,7 +102,7 @@ class Member:
         inner = self._inner
         if inner is None or self._board.failure is not None:
             inner = self._opened_loop()
-        inner.say(inner.frame, step, free, digest, votes, acks)
+        inner.send(step, free, digest, votes, acks)
 
     @property
     def verdicts(self) -> dict[int, Verdict]:
