@@ -29,18 +29,18 @@ def free_count(allocator: Any) -> Callable[[], int]:
     names = _COUNTED.get(getattr(type(allocator), "available_size", None))
     if names is None:
         return count
-    held, (first_name, second_name) = vars(allocator), names
-    first: Any = None
-    second: Any = None
-    counted = 0
+    held, (first, second) = vars(allocator), names
+    known: tuple[Any, Any, int] = None, None, 0
 
-    def counted_once() -> int:
-        # What is held before the count: where another thread frees slots meanwhile, the next call counts again.
-        nonlocal first, second, counted
-        now_first, now_second = held[first_name], held[second_name]
-        if now_first is not first or now_second is not second:
+    def known_or_counted() -> int:
+        # Kept, replaced and read as one: metrics ask from another thread. What was looked at before the count and has
+        # changed since never comes back, because numbers of what waits only grow until the next tensor.
+        nonlocal known
+        first_known, second_known, counted = known
+        first_now, second_now = held[first], held[second]
+        if first_now is not first_known or second_now is not second_known:
             counted = count()
-            first, second = now_first, now_second
+            known = first_now, second_now, counted
         return counted
 
-    return counted_once
+    return known_or_counted
