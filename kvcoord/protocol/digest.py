@@ -18,7 +18,7 @@ _START: Final = 1
 class Digest:
     """The chain of one rank. `events_kept` bounds what `log` returns."""
 
-    __slots__ = ("_before", "_events", "_events_kept", "applied", "chain")
+    __slots__ = ("_before", "_events", "_events_kept", "_index", "_index_mixed", "applied", "chain")
 
     def __init__(self, events_kept: int = 4096) -> None:
         self.chain = _START
@@ -26,6 +26,8 @@ class Digest:
         self._before = _START
         self._events_kept = events_kept
         self._events: deque[tuple[str, int]] = deque()
+        self._index = self._index_mixed = 0
+        """The index's digest of the last frame, which most frames have again, and what it comes to."""
 
     def apply(self, event: str) -> None:
         """Adds one event, a line of text that says all that must be equal: `commit write-through/3/0`."""
@@ -42,7 +44,9 @@ class Digest:
 
     def combined(self, index_digest: int) -> int:
         """The number that a frame carries: the chain and the index state in one."""
-        return (self.chain ^ (index_digest * _MIX)) & _MASK
+        if index_digest != self._index:
+            self._index, self._index_mixed = index_digest, (index_digest * _MIX) & _MASK
+        return self.chain ^ self._index_mixed
 
     def log(self) -> list[tuple[str, int]]:
         """The last events, oldest first, each with the digest after it. The first row is only where they start."""

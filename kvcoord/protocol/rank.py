@@ -34,7 +34,7 @@ from kvcoord.protocol.messages import (
     Waiting,
 )
 from kvcoord.protocol.rank_attachment import RankLimits
-from kvcoord.protocol.rank_membership import Identity, RankMembership, RankState
+from kvcoord.protocol.rank_membership import ACTIVE, Identity, RankMembership, RankState
 from kvcoord.protocol.rank_rounds import RankRounds
 from kvcoord.protocol.rank_stream import RankStream
 
@@ -181,8 +181,9 @@ class RankMachine:
 
         Raises UsageError when the step is not the next one, or more than `lag` ahead of the last verdict.
         """
-        frame = self.rounds.frame(self.epoch, step, free, digest, now)
-        return [SendUp(frame)] if self.active else []
+        membership = self.membership
+        frame = self.rounds.frame(membership.epoch, step, free, digest, now)
+        return [SendUp(frame)] if membership.state is ACTIVE else []
 
     def log(self, round_number: int, events: list[tuple[str, int]]) -> list[RankEffect]:
         """The answer to LogWanted."""

@@ -51,7 +51,7 @@ class RankState(StrEnum):
     LEFT = "left"
 
 
-_ACTIVE: Final = RankState.ACTIVE
+ACTIVE: Final = RankState.ACTIVE
 _ENDED: Final = (RankState.REFUSED, RankState.LOST, RankState.LEFT)
 """Both are asked with every message: looking a member up in its enum costs several times a global."""
 
@@ -74,7 +74,7 @@ class RankMembership:
 
     @property
     def active(self) -> bool:
-        return self.state is _ACTIVE
+        return self.state is ACTIVE
 
     @property
     def ended(self) -> bool:

@@ -3,8 +3,6 @@
 A frame is never changed once it is built: after a change of coordinator the same frames go out in the new epoch.
 """
 
-from collections import OrderedDict
-
 import msgspec
 
 from kvcoord.domain import OperationId
@@ -17,15 +15,16 @@ class RankRounds:
 
     def __init__(self, lag: int) -> None:
         self.lag = lag
+        self._open_max = max(lag, 1)
         self.first_round = -1
         self.last_frame = -1
         self.last_verdict = -1
         self.ignored: dict[str, int] = {}
         self._votes: list[Vote] = []
-        self._acks: OrderedDict[OperationId, Ack] = OrderedDict()
-        self._undecided: OrderedDict[OperationId, Vote] = OrderedDict()
-        self._frames: OrderedDict[int, tuple[Frame, float]] = OrderedDict()
-        self._verdicts: OrderedDict[int, Verdict] = OrderedDict()
+        self._acks: dict[OperationId, Ack] = {}
+        self._undecided: dict[OperationId, Vote] = {}
+        self._frames: dict[int, tuple[Frame, float]] = {}
+        self._verdicts: dict[int, Verdict] = {}
 
     def defer(self, vote: Vote) -> None:
         """A vote for the next frame."""
@@ -42,8 +41,9 @@ class RankRounds:
         Raises UsageError when steps do not follow each other (lockstep engines number them densely), and when this rank
         would be more than `lag` rounds ahead of the last verdict.
         """
-        self.check_follows(round_number)
-        if len(self._frames) >= max(self.lag, 1):
+        if round_number != self.last_frame + 1:
+            self.check_follows(round_number)
+        if len(self._frames) >= self._open_max:
             raise UsageError("step", round_number, f"lag={self.lag}: verdict {self.verdict_next} has to come first")
         if self.first_round < 0:
             self.first_round = round_number
@@ -51,9 +51,11 @@ class RankRounds:
         if round_number <= self.last_verdict:
             return self._frame_after_verdict(epoch, round_number, free, digest)
         first_round = self.first_round if self.last_verdict < 0 else -1
-        frame = Frame(epoch, round_number, self._votes, list(self._acks.values()), free, digest, first_round)
-        self._votes = []
-        self._acks.clear()
+        votes, self._votes = self._votes, []
+        acks = list(self._acks.values())
+        if acks:
+            self._acks.clear()
+        frame = Frame(epoch, round_number, votes, acks, free, digest, first_round)
         self._frames[round_number] = (frame, now)
         return frame
 

@@ -44,8 +44,9 @@ class Board:
         self._wake()
 
     def post_verdict(self, verdict: Verdict) -> None:
-        self.verdicts[verdict.round] = verdict
-        self._wake()
+        if self.failure is None:
+            self.verdicts[verdict.round] = verdict
+            self._wake()
 
     def post_decision(self, decision: Decision) -> None:
         """Keeps the decision if the engine waits for it."""
@@ -54,9 +55,10 @@ class Board:
             self._wake()
 
     def fail(self, error: KvcoordError) -> None:
-        """Nothing more will come. The first error counts."""
+        """Nothing more will come, and what has come is void. The first error counts."""
         if self.failure is None:
             self.failure = error
+            self.verdicts.clear()
             self._wake()
 
     def _wake(self) -> None:

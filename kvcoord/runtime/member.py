@@ -109,7 +109,15 @@ class Member:
         inner = self._inner
         if inner is None or self._board.failure is not None:
             inner = self._opened_loop()
-        inner.say(inner.frame, step, free, digest, votes, acks)
+        inner.send(step, free, digest, votes, acks)
+
+    @property
+    def verdicts(self) -> dict[int, Verdict]:
+        """Those that have come and were not taken, by round: what is there may be popped instead of taken.
+
+        The same object for the whole life of the member. Empty once the membership is over.
+        """
+        return self._board.verdicts
 
     def take(self, round_number: int) -> Verdict:
         """The verdict of this round, once.

@@ -63,7 +63,7 @@ _now = time.monotonic
 class MemberLoop:
     """One membership. Made, opened and closed on the loop that it lives on.
 
-    `say`, `ask` and `borrow` are for the engine's thread.
+    `send`, `ask` and `borrow` are for the engine's thread.
     """
 
     def __init__(
@@ -136,14 +136,13 @@ class MemberLoop:
 
     # --- the engine's thread --------------------------------------------------------------------------------------
 
-    def say(self, act: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
-        """`frame` or `vote`: at once on the calling thread where the link allows that, else on the event loop."""
+    def send(self, step: int, free: list[int], digest: int, votes: list[Vote], acks: list[Ack]) -> None:
+        """The frame of this step: at once on the calling thread where the link allows that, else on the event loop."""
         with self._guard:
             if self._handed_over == 0 and self._uplink.shared:
-                act(*arguments)
-                return
-            self._handed_over += 1
-        self._loop.call_soon_threadsafe(self._take_over, act, *arguments)
+                self._frame(step, free, digest, votes, acks)
+            else:
+                self._hand_over(self._frame, step, free, digest, votes, acks)
 
     def borrow(self) -> NodeConnection | None:
         """The link, for the calling thread to `pump` until it gives it back; None where it cannot be read by it.
@@ -155,23 +154,37 @@ class MemberLoop:
             return link if link is not None and link.borrow() else None
 
     def ask(self, vote: Vote) -> NodeConnection | None:
-        """Puts a vote that is sent at once, and borrows the link first: its answer then wakes nobody else."""
+        """Puts a vote that is sent at once, and borrows the link first: its answer then wakes nobody else.
+
+        None where it cannot be borrowed. Where the calling thread may not even send, the event loop does.
+        """
         with self._guard:
             link = None if self._handed_over else self.borrow()
             if link is not None:
                 try:
-                    self.vote(vote)
+                    self._vote(vote)
                 except BaseException:
                     link.give_back()
                     raise
-                return link
-        self.say(self.vote, vote)
-        return None
+            elif self._handed_over == 0 and self._uplink.shared:
+                self._vote(vote)
+            else:
+                self._hand_over(self._vote, vote)
+            return link
+
+    def _hand_over(self, act: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
+        self._handed_over += 1
+        self._loop.call_soon_threadsafe(self._take_over, act, *arguments)
+
+    def _take_over(self, act: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
+        with self._guard:
+            self._handed_over -= 1
+            act(*arguments)
 
     # --- what the engine says -------------------------------------------------------------------------------------
 
-    def frame(self, step: int, free: list[int], digest: int, votes: list[Vote], acks: list[Ack]) -> None:
-        """All that the engine has to say at this step. To be passed to `say`."""
+    def _frame(self, step: int, free: list[int], digest: int, votes: list[Vote], acks: list[Ack]) -> None:
+        """All that the engine has to say at this step."""
         now = _now()
         machine = self.machine
         self._free = free
@@ -184,18 +197,13 @@ class MemberLoop:
         except KvcoordError as error:
             self.fail(error)
 
-    def vote(self, vote: Vote) -> None:
-        """A vote that is sent at once. To be passed to `say`."""
+    def _vote(self, vote: Vote) -> None:
+        """A vote that is sent at once."""
         known = self.machine.decided(vote.operation)
         if known is not None:
             self._board.post_decision(known)
             return
         self._carry_out(self.machine.vote(vote, _now()))
-
-    def _take_over(self, act: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
-        with self._guard:
-            self._handed_over -= 1
-            act(*arguments)
 
     # --- what is heard --------------------------------------------------------------------------------------------
 

@@ -68,11 +68,8 @@ class Uplink:
         """Since when an address has been tried, while none answers; infinity once that was told."""
         self.address = ""
         self.sends_refused = 0
-
-    @property
-    def shared(self) -> bool:
+        self.shared = True
         """Whether `send` is for any thread that holds the guard, and not only for the event loop's."""
-        return self._connection is None or isinstance(self._connection, NodeConnection)
 
     @property
     def direct(self) -> NodeConnection | None:
@@ -87,6 +84,7 @@ class Uplink:
         self._waiting.clear()
         self._missed = False
         former, self._connection, self._connected = self._connection, None, False
+        self.shared = True
         self._tell_unanswered()
         task = asyncio.get_running_loop().create_task(self._open(self.address, self._attachment, incarnation, former))
         self._tasks.add(task)
@@ -145,6 +143,7 @@ class Uplink:
         with self._guard:
             if attachment == self._attachment:
                 self._connection = connection
+                self.shared = isinstance(connection, NodeConnection)
                 if connection.connected:
                     self._ready(attachment)
                 return

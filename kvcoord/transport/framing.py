@@ -11,7 +11,7 @@ _length = _PREFIX.unpack_from
 
 def prefix_length(payload: bytes) -> bytes:
     """The bytes to write for one message."""
-    return _PREFIX.pack(len(payload)) + payload
+    return len(payload).to_bytes(PREFIX_BYTES, "little") + payload
 
 
 class MessageSplitter:

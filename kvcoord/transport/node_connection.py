@@ -16,6 +16,7 @@ from kvcoord.transport.address import parse_socket_path
 from kvcoord.transport.channel import Channel
 from kvcoord.transport.framing import prefix_length
 from kvcoord.transport.link import (
+    PREFIX_BYTES,
     SENT,
     UNREACHABLE,
     Absent,
@@ -61,6 +62,8 @@ class NodeConnection:
         self._message_bytes_max = limits.message_bytes_max
         self._loop = asyncio.get_running_loop()
         self._counts = LinkStatistics()
+        """All but what was sent, which an engine's thread counts where it has just looked."""
+        self._messages_sent = self._bytes_sent = 0
         self._presence = Presence(address, limits.connect_timeout_s)
         self._epoll = select.epoll()
         self._channel: Channel | None = None
@@ -81,24 +84,26 @@ class NodeConnection:
 
     def send(self, payload: bytes) -> SendResult:
         """As `link.Connection.send`."""
-        size_bytes, channel, counts = len(payload), self._channel, self._counts
+        size_bytes, channel = len(payload), self._channel
         if size_bytes > self._message_bytes_max:
             check_message_size(payload, self._message_bytes_max)
         result = UNREACHABLE
         if channel is not None and self._presence.present:
-            result = channel.send(prefix_length(payload))
+            result = channel.send(size_bytes.to_bytes(PREFIX_BYTES, "little") + payload)
             if channel.unsent:
                 self._watch(channel)
         if result is SENT:
-            counts.messages_sent += 1
-            counts.bytes_sent += size_bytes
+            self._messages_sent += 1
+            self._bytes_sent += size_bytes
         else:
-            counts.count_send(result, size_bytes)
+            self._counts.count_send(result, size_bytes)
         return result
 
     def statistics(self) -> LinkStatistics:
         """As `link.Connection.statistics`."""
-        return self._counts.snapshot()
+        counts = self._counts.snapshot()
+        counts.messages_sent, counts.bytes_sent = self._messages_sent, self._bytes_sent
+        return counts
 
     def start(self) -> None:
         """Makes the first attempt. Called by the event loop once the opener has its connection."""

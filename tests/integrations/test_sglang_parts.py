@@ -8,6 +8,8 @@ from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from kvcoord.domain import Outcome, Path, Reason
 from kvcoord.integrations.sglang.capacity import KV, Capacity
 from kvcoord.integrations.sglang.copies import Copies
@@ -27,6 +29,7 @@ class FakeMember:
     def __init__(self) -> None:
         self.frames: list[tuple[int, list[int], int, list[Vote], list[Ack]]] = []
         self.verdicts: dict[int, Verdict] = {}
+        self.waited: list[int] = []
 
     def open(self, free: Sequence[int]) -> Sequence[int]:
         return free
@@ -38,6 +41,7 @@ class FakeMember:
         self.frames.append((step, free, digest, votes, acks))
 
     def take(self, round_number: int) -> Verdict:
+        self.waited.append(round_number)
         return self.verdicts.pop(round_number)
 
     def decide(self, vote: Vote) -> Decision:
@@ -69,8 +73,8 @@ class Pools:
     def __init__(self, device: int, host: int) -> None:
         self.device, self.host = device, host
 
-    def capacity(self, agreed: list[int], lag: int = 1) -> Capacity:
-        capacity = Capacity(lag, {KV: lambda: self.device}, {KV: lambda: self.host})
+    def capacity(self, agreed: list[int]) -> Capacity:
+        capacity = Capacity({KV: lambda: self.device}, {KV: lambda: self.host})
         capacity.begin(capacity.now(), agreed)
         return capacity
 
@@ -87,6 +91,18 @@ def test_the_first_lag_steps_have_no_verdict_to_apply() -> None:
         rounds.send([], 0)
     member.verdicts[0] = verdict(0, [])
     assert rounds.verdict() is not None
+
+
+def test_a_verdict_that_has_come_is_applied_and_only_a_late_one_is_waited_for() -> None:
+    rounds, member = make_rounds()
+    rounds.send([], 0)
+    member.verdicts[0] = verdict(0, [])
+    first = rounds.verdict()
+    assert (first, member.waited) == (verdict(0, []), [])
+    rounds.send([], 0)
+    with pytest.raises(KeyError):
+        rounds.verdict()
+    assert member.waited == [1]
 
 
 def test_what_was_said_travels_in_one_frame_and_only_once() -> None:
@@ -232,8 +248,8 @@ def test_what_a_rank_has_decided_and_holds_back_can_be_read_as_metrics() -> None
     counters.covered("load-back")
     counters.covered("retraction", Reason.HOST_FULL)
     counters.decided("write-through", Path.VOTED, Outcome.ABORT, Reason.HOST_FULL)
-    counters.took_verdict(WAITED_S / 2)
-    counters.took_verdict(0.25)
+    counters.waited(WAITED_S / 2)
+    counters.waited(0.25)
     metrics = RankMetrics("engine", 3, counters, capacity, lambda: "active", lambda: 2)
     page = metrics.routes()["/metrics"]().body.decode()
 

@@ -88,17 +88,15 @@ class DeviceNoise:
             self._attach(engine.cache.agreement.capacity)
 
     def _attach(self, capacity: Any) -> None:
-        count, settle, free = capacity.count, capacity.settle, capacity.device_free[self._pool]
+        count, settle, at = capacity.count, capacity.settle, list(capacity.device_free).index(self._pool)
 
         def counted(step: int) -> Any:
             plan = self._plan()
             self._plans.append((step, plan))
             self._planned += plan
-            capacity.device_free[self._pool] = lambda: free() - self._planned
-            try:
-                return count(step)
-            finally:
-                capacity.device_free[self._pool] = free
+            free = count(step)
+            free[at] -= self._planned
+            return free
 
         def settled(verdict: Any) -> None:
             while self._plans and self._plans[0][0] <= verdict.round:

@@ -36,7 +36,7 @@ class Agreement:
         lag = config.group.lag
         self.rounds = Rounds(member, digest, lag)
         self.pools = Pools(cache)
-        self.capacity = Capacity(lag, self.pools.device_free(), self.pools.host_free())
+        self.capacity = Capacity(self.pools.device_free(), self.pools.host_free())
         self.outgoing = Copies(self.rounds)
         self.incoming = Copies(self.rounds)
         self.writes = Writes(cache, self.rounds, self.pools, self.capacity, self.outgoing)

@@ -25,9 +25,6 @@ from kvcoord.integrations.sglang.storage import peek
 from kvcoord.integrations.sglang.support import NO_STORAGE, refuse_unsupported
 from kvcoord.protocol.messages import Completion, Verdict
 
-_MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
-_MASK = (1 << 64) - 1
-
 
 class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
     """Built by SGLang through `plugin.build`. Joins its group at the end of `init_hicache`.
@@ -65,7 +62,7 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         Most steps have nothing to say but their free counts, and each call costs a cold cache: nothing is asked of a
         part that cannot have anything.
         """
-        agreed = self._agreed
+        agreed = self.agreement or self._agreed
         rounds, controller = agreed.rounds, self.cache_controller
         verdict = rounds.verdict()
         if verdict is not None:
@@ -74,13 +71,14 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
                 self._apply(verdict)
         if controller.write_queue:
             self.flush_pending_backups()
-        if self.enable_storage:
+        if controller.enable_storage:  # The cache's own flag is asked of its tree.
             self._take_from_storage()
         agreed.outgoing.report(controller.ack_write_queue)
         agreed.incoming.report(controller.ack_load_queue)
         free = agreed.capacity.count(rounds.step)
-        agreed.writes.reserve()
-        rounds.send(free, self._index_digest())
+        if agreed.writes.intended:
+            agreed.writes.reserve()
+        rounds.send(free, agreed.pools.tree_digest())
         if self.enable_storage_metrics and self.storage_metrics_collector is not None:
             self._log_storage_metrics()
 
@@ -109,18 +107,6 @@ class KvcoordRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         agreed.rounds.event(f"done {operation}")
         if not agreed.outgoing.completed(operation) and not agreed.incoming.completed(operation):
             agreed.storage.completed(operation)
-
-    def _index_digest(self) -> int:
-        """What is cheap to read and differs soon after two trees have parted."""
-        core = self.tree_core
-        evictable: int = core.evictable_size()
-        protected: int = core.protected_size()
-        reclaimed: int = core.write_back_duplicate_reclaim_digest
-        digest = evictable * _MIX[0] + protected * _MIX[1] + reclaimed * _MIX[2]
-        if self._agreed.pools.is_hybrid:
-            for size in self._agreed.pools.side_sizes():
-                digest = (digest * _MIX[0] + size) & _MASK
-        return digest & _MASK
 
     # --- writes to the host ---------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ different ranks (a reservation that one rank could not make), so they are booked
 Pools go by SGLang's names. A frame counts those on the device first, then those on the host.
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -28,16 +27,20 @@ FreeCounts = Mapping[str, Callable[[], int]]
 class Capacity:
     """Agreed room. `device_free` and `host_free` count this rank's own."""
 
-    def __init__(self, lag: int, device_free: FreeCounts, host_free: FreeCounts) -> None:
+    def __init__(self, device_free: FreeCounts, host_free: FreeCounts) -> None:
         self.device_free = dict(device_free)
         self._host_free = dict(host_free)
+        self._counts = (*self.device_free.values(), *self._host_free.values())
         self._at = {pool: at for at, pool in enumerate(self._host_free, len(self.device_free))}
         """Where a host pool stands in the ledger and in frames."""
         self.ledger = Ledger(len(self.device_free) + len(self._host_free))
         self._surplus = dict.fromkeys(self.device_free, 0)
         self.host_slots = 0
         """Host slots for KV of the rank that has fewest."""
-        self._counted: deque[tuple[int, list[int]]] = deque(maxlen=lag + 2)
+        self._counted: dict[int, list[int]] = {}
+        """What was counted at frames whose verdicts have not been applied, by their rounds."""
+        self._compared: tuple[Sequence[int], Sequence[int]] = (), ()
+        """The counts, and the agreed ones, that `_surplus` comes from."""
 
     @property
     def pools(self) -> tuple[str, ...]:
@@ -46,7 +49,7 @@ class Capacity:
 
     def now(self) -> list[int]:
         """This rank's own free counts."""
-        return [count() for count in self.device_free.values()] + [count() for count in self._host_free.values()]
+        return [count() for count in self._counts]
 
     def agreed(self) -> list[int]:
         """What may be taken on every rank, in the same order."""
@@ -88,23 +91,22 @@ class Capacity:
 
     def count(self, step: int) -> list[int]:
         """What this step's frame counts. Reservations of the same frame come after it."""
-        counted = self.now()
-        self._counted.append((step, counted))
+        counted = self._counted[step] = self.now()
         self.ledger.mark(step)
         return counted
 
     def settle(self, verdict: Verdict) -> None:
         """Takes over the group's counts. A round that closed without a rank says nothing: what was agreed stays."""
+        counted = self._counted.pop(verdict.round, [])
         if verdict.absent:
             return
         self.ledger.settle(verdict.round, verdict.capacity)
-        while self._counted and self._counted[0][0] < verdict.round:
-            self._counted.popleft()
-        if self._counted and self._counted[0][0] == verdict.round:
-            self._compare(self._counted.popleft()[1], verdict.capacity)
+        if (counted, verdict.capacity) != self._compared:
+            self._compare(counted, verdict.capacity)
 
     def _compare(self, counted: Sequence[int], agreed: Sequence[int]) -> None:
         """Keeps by how much this rank was ahead of the poorest, on the device."""
+        self._compared = counted, agreed
         for at, pool in enumerate(self._surplus):
             self._surplus[pool] = counted[at] - agreed[at]
 

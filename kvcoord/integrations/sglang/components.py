@@ -12,6 +12,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from kvcoord.integrations.sglang.capacity import KV, Needs
+from kvcoord.integrations.sglang.counting import free_count
 
 COMPONENTS: Final = {
     PoolName.KV.value: ComponentType.FULL,
@@ -26,6 +27,9 @@ STATE: Final = PoolName.MAMBA.value
 Cache = Any
 """A KvcoordRadixCache. Not imported: it imports this module."""
 
+_MIX: Final = 0x9E3779B97F4A7C15
+_MASK: Final = (1 << 64) - 1
+
 Reserved = dict[str, Any]
 """Host slots by pool."""
 
@@ -38,19 +42,24 @@ class Pools:
         self._host = cache.cache_controller.mem_pool_host
         self.names = [pool for pool, component in COMPONENTS.items() if component in cache.tree_components]
         self.is_hybrid = len(self.names) > 1
+        self._is_write_back = cache.is_write_back
+        self._sizes: list[int] = []
+        self._digest = 0
+        """Of these sizes of the tree."""
 
     def device_free(self) -> dict[str, Callable[[], int]]:
         """This rank's own counts. Taken before `allocations` shows SGLang the agreed ones."""
         allocator = self._cache.token_to_kv_pool_allocator
-        counts = {KV: allocator.available_size}
         if WINDOW in self.names:
-            counts = {KV: allocator.full_available_size, WINDOW: allocator.swa_available_size}
+            counts = {KV: free_count(allocator.full_attn_allocator), WINDOW: free_count(allocator.swa_attn_allocator)}
+        else:
+            counts = {KV: free_count(allocator)}
         if STATE in self.names:
-            counts[STATE] = self._cache.req_to_token_pool.mamba_allocator.available_size
+            counts[STATE] = free_count(self._cache.req_to_token_pool.mamba_allocator)
         return counts
 
     def host_free(self) -> dict[str, Callable[[], int]]:
-        return {pool: self._host.get_pool(PoolName(pool)).available_size for pool in self.names}
+        return {pool: free_count(self._host.get_pool(PoolName(pool))) for pool in self.names}
 
     # --- writes ---------------------------------------------------------------------------------------------------
 
@@ -101,10 +110,32 @@ class Pools:
         freed = {pool: result.host_frees.get(COMPONENTS[pool], ()) for pool in self.names}
         return {pool: sum(map(len, slots)) for pool, slots in freed.items() if slots}
 
-    def side_sizes(self) -> list[int]:
+    def tree_digest(self) -> int:
+        """What is cheap to read of the tree and differs soon after two trees have parted.
+
+        Only with write-back does an eviction take host slots of nodes that stay; SGLang's number says of which.
+        """
+        core = self._cache.tree_core
+        sizes = [core.evictable_size(), core.protected_size()]
+        if self._is_write_back:
+            sizes.append(core.write_back_duplicate_reclaim_digest)
+        if self.is_hybrid:
+            sizes += self._side_sizes()
+        if sizes != self._sizes:
+            self._sizes, self._digest = sizes, _mixed(sizes)
+        return self._digest
+
+    def _side_sizes(self) -> list[int]:
         """Evictable and locked device slots of each part of the tree beside the KV."""
         core = self._cache.tree_core
         parts = [COMPONENTS[pool] for pool in self.names[1:]]
         return [
             count(part) for part in parts for count in (core.component_evictable_size, core.component_protected_size)
         ]
+
+
+def _mixed(sizes: Sequence[int]) -> int:
+    digest = 0
+    for size in sizes:
+        digest = ((digest ^ size) * _MIX) & _MASK
+    return digest

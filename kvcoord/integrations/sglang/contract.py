@@ -68,6 +68,7 @@ HOOKS: Final[Mapping[str, tuple[str, ...]]] = {
         *("UnifiedTreeCore._inc_hit_count_and_check", "UnifiedTreeCore._build_backup_kv_action"),
         *("UnifiedTreeCore._split_node", "UnifiedTreeCore.insert_host", "UnifiedTreeCore.commit_backup"),
         *("UnifiedTreeCore.drive_host_eviction", "UnifiedTreeCore.evict_device_leaf"),
+        *("UnifiedTreeCore._reclaim_full_host_duplicates", "UnifiedTreeCore._release_full_host_duplicate"),
     ),
     "srt/mem_cache/unified_cache/components/full.py": (
         *("FullComponent.acquire_component_lock", "FullComponent.drive_host_eviction"),
@@ -87,6 +88,17 @@ HOOKS: Final[Mapping[str, tuple[str, ...]]] = {
         *("MambaComponent._evict_device_next_node", "MambaComponent.acquire_component_lock"),
     ),
     "srt/mem_cache/unified_cache/cache_action.py": ("BackupKV",),
+    "srt/mem_cache/allocator/base.py": ("BaseTokenToKVPoolAllocator.merge_and_sort_free",),
+    "srt/mem_cache/allocator/token.py": (
+        *("TokenToKVPoolAllocator.available_size", "TokenToKVPoolAllocator.alloc", "TokenToKVPoolAllocator.free"),
+        "TokenToKVPoolAllocator.clear",
+    ),
+    "srt/mem_cache/allocator/paged.py": (
+        *("PagedTokenToKVPoolAllocator.available_size", "PagedTokenToKVPoolAllocator.merge_and_sort_free"),
+        *("PagedTokenToKVPoolAllocator.alloc", "PagedTokenToKVPoolAllocator.alloc_extend"),
+        *("PagedTokenToKVPoolAllocator.alloc_decode", "PagedTokenToKVPoolAllocator._release_page_ids"),
+        "PagedTokenToKVPoolAllocator.clear",
+    ),
     "srt/mem_cache/allocator/swa.py": (
         *("SWATokenToKVPoolAllocator.available_size", "SWATokenToKVPoolAllocator.full_available_size"),
         *("SWATokenToKVPoolAllocator.swa_available_size", "SWATokenToKVPoolAllocator.alloc"),
@@ -95,6 +107,7 @@ HOOKS: Final[Mapping[str, tuple[str, ...]]] = {
     "srt/mem_cache/allocator/mamba.py": (
         *("MambaSlotAllocator.available_size", "MambaSlotAllocator.schedulable_available_size"),
         *("MambaSlotAllocator.alloc", "MambaSlotAllocator._do_alloc", "MambaSlotAllocator.alloc_group_begin"),
+        *("MambaSlotAllocator.free", "MambaSlotAllocator.clear"),
     ),
     "srt/mem_cache/allocation.py": ("ensure_mamba_capacity",),
     "srt/mem_cache/hicache_storage.py": ("PoolName", "PoolTransfer"),
@@ -128,7 +141,13 @@ HOOKS: Final[Mapping[str, tuple[str, ...]]] = {
         *("HostPoolGroup.resolve_host_transfers", "HostPoolGroup.release_transfers"),
         *("HostPoolGroup.get_entry", "HostPoolGroup.get_pool"),
     ),
-    "srt/mem_cache/pool_host/base.py": ("HostKVCache.alloc", "HostKVCache.free", "HostKVCache.available_size"),
+    "srt/mem_cache/pool_host/base.py": (
+        *("HostKVCache.alloc", "HostKVCache.free", "HostKVCache.available_size", "HostKVCache.clear"),
+        "HostKVCache._merge_release_slots",
+    ),
+    "srt/mem_cache/pool_host/mamba.py": (
+        *("MambaPoolHost.alloc", "MambaPoolHost.free", "MambaPoolHost.available_size", "MambaPoolHost.clear"),
+    ),
     "srt/mem_cache/cache_init_params.py": ("CacheInitParams",),
     "srt/mem_cache/registry.py": (
         *("TreeCacheBuildContext", "register_radix_cache_backend", "create_unified_radix_cache", "create_tree_cache"),

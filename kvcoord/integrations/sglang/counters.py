@@ -5,7 +5,7 @@ from typing import Final
 from kvcoord.domain import Outcome, Path, Reason
 
 WAITED_S: Final = 1e-4
-"""A verdict that is there is taken in microseconds; what takes longer was waited for."""
+"""A verdict that has arrived is read in less: only what takes longer was waited for."""
 
 DecisionKey = tuple[str, Path, Outcome, Reason | None]
 """What was decided (a fixed word, never an id), how, with what outcome, and why when it was refused."""
@@ -28,8 +28,8 @@ class Counters:
         """Decided alone, alike on every rank, on the agreed capacity. With a reason: it was refused."""
         self.decided(what, Path.COVERED, Outcome.ABORT if reason else Outcome.COMMIT, reason)
 
-    def took_verdict(self, seconds: float) -> None:
-        """One step took its verdict, within so many seconds."""
+    def waited(self, seconds: float) -> None:
+        """One step's verdict was not there yet, and came after so many seconds."""
         if seconds > WAITED_S:
             self.verdict_waits += 1
             self.verdict_wait_s += seconds

@@ -57,12 +57,13 @@ class Writes:
         self._pools = pools
         self._capacity = capacity
         self._copies = copies
-        self._intended: list[Write] = []
+        self.intended: list[Write] = []
+        """Not reserved and not voted on yet."""
         self._voted: dict[OperationId, Write] = {}
 
     def __len__(self) -> int:
         """Writes that are intended or voted on."""
-        return len(self._intended) + len(self._voted)
+        return len(self.intended) + len(self._voted)
 
     # --- intents --------------------------------------------------------------------------------------------------
 
@@ -81,11 +82,11 @@ class Writes:
             for node in wanted
         ]
         self._rounds.event(f"intend {' '.join(map(str, wanted))}")
-        self._intended.append(Write(spans))
+        self.intended.append(Write(spans))
 
     def _not_pending(self, nodes: list[int]) -> list[int]:
         """Without the nodes that a write already covers, also where that write's node was split since."""
-        writes = [*self._voted.values(), *self._intended]
+        writes = [*self._voted.values(), *self.intended]
         if not writes or not nodes:
             return nodes
         pending: set[int] = set()
@@ -102,10 +103,8 @@ class Writes:
 
         One whose ancestors are still pending waits for them; one whose ancestors were dropped is dropped as well.
         """
-        if not self._intended:
-            return
         waiting: list[Write] = []
-        for write in self._intended:
+        for write in self.intended:
             self._refresh(write)
             if not write.spans:
                 continue
@@ -116,7 +115,7 @@ class Writes:
                 self._drop(write)
             else:
                 waiting.append(write)
-        self._intended = waiting
+        self.intended = waiting
 
     def _refresh(self, write: Write) -> None:
         """Takes the nodes as they are now: some were split since the intent, some have come to the host otherwise."""
@@ -193,7 +192,7 @@ class Writes:
         """One more attempt, under a new id, with the next frame."""
         write.attempt += 1
         if write.attempt < ATTEMPTS_MAX:
-            self._intended.append(write)
+            self.intended.append(write)
         else:
             self._drop(write)
 
@@ -237,5 +236,5 @@ class Writes:
 
     def reset(self) -> None:
         """The tree and the host pool are empty. What was voted on is answered and changes nothing."""
-        self._intended.clear()
+        self.intended.clear()
         self._voted.clear()
