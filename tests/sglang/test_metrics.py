@@ -3,6 +3,8 @@
 import urllib.request
 from typing import Any
 
+import torch
+
 from tests.sglang.engine import Engine, Groups
 from tests.sglang.world import run_ranks, values
 
@@ -24,6 +26,7 @@ def test_a_rank_counts_what_its_group_decided_and_shows_it_on_a_port_of_its_own(
         lines = page(engine, "/metrics").splitlines()
         ready = page(engine, "/readyz")
         assert held is None or len(held)
+        torch.distributed.barrier(groups.tp_group)  # A rank that has left is no part of a group that is ready.
         engine.close()
         return [line for line in lines if "decisions_total{" in line or "held_back" in line], ready
 
