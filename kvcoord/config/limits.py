@@ -39,5 +39,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     recorder_events_max: PositiveInt = 16384
     """Events that the flight recorder of one process remembers."""
 
+    @property
+    def report_bytes_max(self) -> int:
+        """How much of a message may be entries, and how much verdicts, that a rank reports or is told of when its group
+        comes together again."""
+        return self.message_bytes_max // 3
+
     def __post_init__(self) -> None:
         check_fields(self)

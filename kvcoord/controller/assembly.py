@@ -78,6 +78,7 @@ def make_worker(config: WorkerConfig, incarnation: int, watch: Watch = _unwatche
         gather_timeout_s=timeouts.gather_timeout_s,
         group_deadline_s=timeouts.group_deadline_s,
         decisions_kept_max=config.limits.decisions_kept_max,
+        report_bytes_max=config.limits.report_bytes_max,
     )
     rank = RankMachine(
         identity,

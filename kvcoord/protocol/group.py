@@ -62,6 +62,8 @@ class GroupLimits(msgspec.Struct, frozen=True, kw_only=True):
     operations_open_max: int = 4096
     decisions_kept_max: int = 4096
     rounds_kept_max: int = 256
+    report_bytes_max: int = 1 << 20
+    """How many bytes of entries, and of verdicts, a rank is told at once that has missed them."""
 
 
 class GroupMachine:
@@ -80,6 +82,7 @@ class GroupMachine:
         self.decisions: dict[tuple[Path, Outcome, Reason | None], int] = {}
         """Decisions by how they came about (in a round, or in the stream), outcome and reason of an abort."""
         self.retractions: dict[Reason, int] = {}
+        self._report_bytes_max = limits.report_bytes_max
         self._verdicts_held_max = 2 * limits.rounds_kept_max
         """A rank keeps up to 2 x lag + 2 of its own, and the lag is less than what is kept here."""
         self._incarnation = incarnation
@@ -197,7 +200,7 @@ class GroupMachine:
         odd = _misfit(reports)
         if odd is not None:
             return self.membership.refuse(odd.rank, odd, now)
-        merged = merge(reports, self.epoch, self._verdicts_held_max)
+        merged = merge(reports, self.epoch, self._verdicts_held_max, self._report_bytes_max)
         first = next(iter(reports.values()))
         self._lockstep, self._pool_count = first.lockstep, len(first.free)
         self._watch.begin()

@@ -61,7 +61,7 @@ class RankMachine:
     ) -> None:
         self.membership = RankMembership(identity, coordinator_count, limits, self._report)
         self.history = NO_EPOCH
-        self.stream = RankStream(limits.decisions_kept_max)
+        self.stream = RankStream(limits.decisions_kept_max, limits.report_bytes_max)
         self.rounds = RankRounds(lag)
         self.lockstep = lockstep
         self._free_counts = free_counts

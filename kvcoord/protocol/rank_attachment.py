@@ -20,6 +20,8 @@ class RankLimits(msgspec.Struct, frozen=True, kw_only=True):
     join_timeout_s: float = 30.0
     group_deadline_s: float = 60.0
     decisions_kept_max: int = 4096
+    report_bytes_max: int = 1 << 20
+    """How long the part of a report may be that tells of entries."""
 
 
 class Attachment:

@@ -5,22 +5,31 @@ fetched again, and what comes twice is ignored and counted.
 """
 
 from collections import OrderedDict, deque
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from kvcoord.domain import OperationId
 from kvcoord.protocol.messages import Ack, Completion, Decision, Entry, Vote
 
 T = TypeVar("T")
 
+_ENTRY_BYTES: Final = 96
+_KEY_BYTES: Final = 5
+_SHORTFALL_BYTES: Final = 16
+"""What an entry, a key of its value and a pool of its shortfall take beside their texts."""
+
 
 class RankStream:
-    """What one rank has said and heard outside rounds. Bounded by `entries_kept_max` and by the operations open."""
+    """What one rank has said and heard outside rounds. Bounded by the operations open, and in what it keeps of the past
+    by `entries_kept_max` and `bytes_kept_max`: all of that has to go into one message.
+    """
 
-    def __init__(self, entries_kept_max: int) -> None:
+    def __init__(self, entries_kept_max: int, bytes_kept_max: int) -> None:
         self.sequence = 0
         self.ignored: dict[str, int] = {}
         self._kept_max = entries_kept_max
-        self._kept: deque[Entry] = deque(maxlen=entries_kept_max)
+        self._bytes_max = bytes_kept_max
+        self._kept: deque[Entry] = deque()
+        self._bytes = 0
         self._decided: OrderedDict[OperationId, Decision] = OrderedDict()
         self._votes: OrderedDict[OperationId, tuple[Vote, float]] = OrderedDict()
         self._acks: OrderedDict[OperationId, tuple[Ack, float]] = OrderedDict()
@@ -63,7 +72,7 @@ class RankStream:
             self._count("entry_repeated" if entry.sequence <= self.sequence else "entry_after_gap")
             return False
         self.sequence = entry.sequence
-        self._kept.append(entry)
+        self._keep(entry)
         if isinstance(entry, Decision):
             self._votes.pop(entry.operation, None)
             _remember(self._decided, entry.operation, entry, self._kept_max)
@@ -73,6 +82,14 @@ class RankStream:
 
     def kept(self) -> list[Entry]:
         return list(self._kept)
+
+    def _keep(self, entry: Entry) -> None:
+        """As the last of the past. The oldest are forgotten, as far as there is no room for them."""
+        kept = self._kept
+        kept.append(entry)
+        self._bytes += entry_bytes(entry)
+        while len(kept) > self._kept_max or self._bytes > self._bytes_max:
+            self._bytes -= entry_bytes(kept.popleft())
 
     # --- acks -----------------------------------------------------------------------------------------------------
 
@@ -108,12 +125,22 @@ class RankStream:
 
     def begin(self) -> None:
         """A new history: nothing that was is known any more."""
-        self.sequence = 0
+        self.sequence = self._bytes = 0
         for held in (self._kept, self._decided, self._votes, self._acks, self._retracted, self._completed):
             held.clear()
 
     def _count(self, cause: str) -> None:
         self.ignored[cause] = self.ignored.get(cause, 0) + 1
+
+
+def entry_bytes(entry: Entry) -> int:
+    """At most so long is an entry in a message: what is agreed on may be many page keys."""
+    size = _ENTRY_BYTES + len(entry.operation.encode())
+    if isinstance(entry, Decision):
+        if isinstance(entry.value, list):
+            size += sum(map(len, entry.value)) + _KEY_BYTES * len(entry.value)
+        size += sum([_SHORTFALL_BYTES + len(pool.encode()) for pool in entry.shortfall])
+    return size
 
 
 def _overdue(sent: OrderedDict[OperationId, tuple[T, float]], now: float, retry_s: float) -> list[T]:

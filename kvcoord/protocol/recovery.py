@@ -4,12 +4,18 @@ A decision known to any rank is given to all; an operation in doubt everywhere i
 rank has is given to all. Ranks that cannot be brought to one state from what they still hold begin anew.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
 from kvcoord.domain import OperationId, Rank
 from kvcoord.protocol.messages import NO_EPOCH, Completion, Decision, Entry, Report, Verdict
+from kvcoord.protocol.rank_stream import entry_bytes
+
+_NUMBER_BYTES: Final = 9
+_VERDICT_BYTES: Final = 48
+"""What a number takes at most, and a verdict beside all that it lists."""
 
 
 class Conflict(msgspec.Struct, frozen=True):
@@ -37,11 +43,12 @@ class Merged(msgspec.Struct, frozen=True):
     conflict: Conflict | None = None
 
 
-def merge(reports: Mapping[Rank, Report], epoch: int, verdicts_held_max: int = 512) -> Merged:
+def merge(reports: Mapping[Rank, Report], epoch: int, verdicts_held_max: int = 512, bytes_max: int = 1 << 20) -> Merged:
     """Combines the reports of all ranks of a group, with equally many pools, for the epoch that is about to begin.
 
     No rank is to hold more than `verdicts_held_max` verdicts: one whose engine has not moved while the group went from
-    one recovery to the next would need more and more of them, so the group begins anew instead.
+    one recovery to the next would need more and more of them, so the group begins anew instead. So it does when one
+    lacks entries, or would hold verdicts, of more than `bytes_max` bytes: all of them go into one message.
     """
     ranks = sorted(reports)
     ordered = [reports[rank] for rank in ranks]
@@ -63,9 +70,12 @@ def merge(reports: Mapping[Rank, Report], epoch: int, verdicts_held_max: int = 5
     sequence = max(report.sequence for report in ordered)
     last_round = max(verdicts, default=-1)
     for report in ordered:
-        if not all(number in entries for number in range(report.sequence + 1, sequence + 1)):
+        missing = range(report.sequence + 1, sequence + 1)
+        if not all(number in entries for number in missing):
             return _anew(epoch, capacity)
-        if not _follows(report, verdicts, last_round, verdicts_held_max):
+        if sum([entry_bytes(entries[number][1]) for number in missing]) > bytes_max:
+            return _anew(epoch, capacity)
+        if not _follows(report, verdicts, last_round, verdicts_held_max, bytes_max):
             return _anew(epoch, capacity)
     known_entries = [entries[number][1] for number in sorted(entries)]
     decided = {entry.operation for entry in known_entries if isinstance(entry, Decision)}
@@ -88,12 +98,24 @@ def _anew(epoch: int, capacity: list[int], conflict: Conflict | None = None) -> 
     return Merged(epoch, True, [], 0, [], [], -1, [], capacity, conflict)
 
 
-def _follows(report: Report, verdicts: Container[int], last_round: int, verdicts_held_max: int) -> bool:
+def _follows(
+    report: Report, verdicts: Mapping[int, tuple[Rank, Verdict]], last_round: int, held_max: int, bytes_max: int
+) -> bool:
     """Whether this rank can be brought up to the last round from the verdicts that the ranks still keep."""
     if report.verdict_next < 0:
         return True
     missing = range(report.verdict_next, last_round + 1)
-    return all(number in verdicts for number in missing) and len(report.verdicts) + len(missing) <= verdicts_held_max
+    if not all(number in verdicts for number in missing) or len(report.verdicts) + len(missing) > held_max:
+        return False
+    held = [*report.verdicts, *(verdicts[number][1] for number in missing)]
+    return sum(map(_verdict_bytes, held)) <= bytes_max
+
+
+def _verdict_bytes(verdict: Verdict) -> int:
+    """At most so long is a verdict in a message."""
+    entries: list[Entry] = [*verdict.decisions, *verdict.completions]
+    numbers = len(verdict.capacity) + len(verdict.absent)
+    return sum(map(entry_bytes, entries)) + _NUMBER_BYTES * numbers + _VERDICT_BYTES
 
 
 def _still_copying(reports: list[Report], entries: list[Entry], verdicts: list[Verdict]) -> list[Completion]:

@@ -22,6 +22,7 @@ def group_limits(config: CoordinatorConfig) -> GroupLimits:
         operations_open_max=limits.operations_open_max,
         decisions_kept_max=limits.decisions_kept_max,
         rounds_kept_max=limits.rounds_kept_max,
+        report_bytes_max=limits.report_bytes_max,
     )
 
 

@@ -334,4 +334,5 @@ def _rank_limits(config: WorkerConfig) -> RankLimits:
         join_timeout_s=timeouts.join_timeout_s,
         group_deadline_s=timeouts.group_deadline_s,
         decisions_kept_max=config.limits.decisions_kept_max,
+        report_bytes_max=config.limits.report_bytes_max,
     )

@@ -110,6 +110,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
             operations_open_max=limits.operations_open_max,
             decisions_kept_max=limits.decisions_kept_max,
             rounds_kept_max=limits.rounds_kept_max,
+            report_bytes_max=limits.report_bytes_max,
         )
 
 

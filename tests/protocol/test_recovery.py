@@ -1,7 +1,12 @@
 import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvcoord.domain import Outcome, Reason
-from kvcoord.protocol.messages import Completion, Decision, Entry, Report, Verdict
+from kvcoord.protocol.codec import encode
+from kvcoord.protocol.messages import Completion, Decision, Entry, Numbered, Report, Verdict
+from kvcoord.protocol.rank_stream import RankStream, entry_bytes
 from kvcoord.protocol.recovery import merge
 
 A = Decision("a", Outcome.COMMIT, 1)
@@ -88,3 +93,58 @@ def test_two_verdicts_of_one_round_are_named_but_an_older_epoch_in_one_is_not() 
     conflict = merge({0: first, 1: second}, NEW).conflict
     assert conflict is not None
     assert conflict.what == "verdict 3 (ranks 0) against verdict 3 (ranks 1)"
+
+
+# --- what has to go into one message ----------------------------------------------------------------------------------
+
+
+def long(sequence: int, keys: int) -> Decision:
+    """A decision on so many page keys."""
+    return Decision(f"o{sequence}", Outcome.COMMIT, sequence, [bytes([key]) * 16 for key in range(keys)])
+
+
+@given(
+    st.text(min_size=1, max_size=64),
+    st.one_of(st.none(), st.integers(-(2**63), 2**64 - 1), st.lists(st.binary(max_size=300), max_size=20)),
+    st.sampled_from([None, *Reason]),
+    st.dictionaries(st.text(max_size=40), st.integers(0, 2**63), max_size=4),
+    st.integers(0, 2**63),
+)
+def test_an_entry_is_never_longer_than_is_counted_for_it(
+    operation: str, value: int | list[bytes] | None, reason: Reason | None, shortfall: dict[str, int], sequence: int
+) -> None:
+    entries: list[Entry] = [
+        Decision(operation, Outcome.ABORT, sequence, value, reason, 1 << 20, shortfall),
+        Completion(operation, False, False, sequence, reason, 1 << 20),
+    ]
+    for entry in entries:
+        assert len(encode(Numbered(0, entry))) <= entry_bytes(entry)
+
+
+def test_a_rank_keeps_of_the_past_what_fits_into_a_report() -> None:
+    stream = RankStream(100, 4 * entry_bytes(long(1, 10)))
+    for sequence in range(1, 8):
+        assert stream.take(long(sequence, 10))
+    assert [entry.sequence for entry in stream.kept()] == [4, 5, 6, 7]
+    assert stream.take(long(8, 30))
+    assert [entry.sequence for entry in stream.kept()] == [7, 8]
+    stream.begin()
+    assert stream.kept() == []
+    assert stream.take(long(1, 40))
+    assert [entry.sequence for entry in stream.kept()] == [1]
+
+
+def test_a_rank_that_lacks_more_than_a_message_holds_makes_all_begin_anew() -> None:
+    entries = [long(sequence, 10) for sequence in range(1, 6)]
+    behind = {0: report(*entries), 1: report(*entries[:2])}
+    enough = 3 * entry_bytes(entries[0])
+    assert not merge(behind, NEW, bytes_max=enough).fresh
+    assert merge(behind, NEW, bytes_max=enough - 1).fresh
+
+
+@pytest.mark.parametrize("votes", [1, 50])
+def test_a_rank_that_would_have_to_hold_too_long_verdicts_makes_all_begin_anew(votes: int) -> None:
+    decisions = [Decision(f"o{number}", Outcome.COMMIT) for number in range(votes)]
+    verdict = Verdict(1, 4, decisions, [], [8])
+    ahead = Report(5, 0, [], [], [verdict], 5, [], [8], True)
+    assert merge({0: ahead, 1: rounds(3, following=4)}, NEW, bytes_max=2000).fresh is (votes == 50)

@@ -1,14 +1,14 @@
 """Whole groups in one event loop: a coordinator and workers with real sockets, real memory and real copies."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from kvcoord.config import CoordinatorConfig, GroupConfig, WorkerConfig
+from kvcoord.config import CoordinatorConfig, GroupConfig, Limits, WorkerConfig
 from kvcoord.observability.recorder import FlightRecorder
 from kvcoord.runtime.coordinator import Coordinator
 from kvcoord.runtime.worker import Worker
@@ -18,10 +18,22 @@ from tests.runtime.process_group import PATIENT, POOLS
 
 
 class Group:
-    """A coordinator and its workers. `worker(rank)` starts one more of them, or the same rank once more."""
+    """A coordinator and its workers. `worker(rank)` starts one more of them, or the same rank once more.
 
-    def __init__(self, folder: Path, stack: AsyncExitStack, **group: object) -> None:
+    `limits` hold for all of them, `workers` are options of the workers.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        stack: AsyncExitStack,
+        workers: Mapping[str, object] | None = None,
+        limits: Limits | None = None,
+        **group: object,
+    ) -> None:
         self.folder = folder
+        self._limits = limits or Limits()
+        self._worker_options = workers or {}
         self.config = msgspec.convert({"pools": POOLS, **group}, GroupConfig)
         self.workers: list[Worker] = []
         self.lives_ended: list[int] = []
@@ -40,7 +52,11 @@ class Group:
     async def coordinator(self) -> None:
         """Starts the coordinator."""
         config = CoordinatorConfig(
-            bind=[self.coordinator_address], http=None, recorder_dir=str(self.folder), timeouts=PATIENT
+            bind=[self.coordinator_address],
+            http=None,
+            recorder_dir=str(self.folder),
+            timeouts=PATIENT,
+            limits=self._limits,
         )
         self._coordinator = Coordinator(config)
         await self._coordinator.open()
@@ -61,6 +77,8 @@ class Group:
             "device_pages": 32,
             "host_pages": 64,
             "timeouts": PATIENT,
+            "limits": self._limits,
+            **self._worker_options,
             **options,
         }
         return WorkerConfig(**settings)  # type: ignore[arg-type]
@@ -91,10 +109,12 @@ class Group:
 
 
 @asynccontextmanager
-async def group(folder: Path, **settings: object) -> AsyncIterator[Group]:
+async def group(
+    folder: Path, workers: Mapping[str, object] | None = None, limits: Limits | None = None, **settings: object
+) -> AsyncIterator[Group]:
     """A group with a coordinator and all its workers."""
     async with AsyncExitStack() as stack:
-        made = Group(folder, stack, **settings)
+        made = Group(folder, stack, workers, limits, **settings)
         await made.coordinator()
         for rank in range(made.config.world_size):
             await made.worker(rank)
