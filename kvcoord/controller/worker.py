@@ -89,7 +89,7 @@ class WorkerMachine:
         self._activation: Activate | None = None
         self.host = HostTier(keys_in_a_vote(limits), self.cache.state.shares)
         self.host.settled = rank is None
-        self._agreements = Agreements()
+        self._agreements = Agreements(limits.message_bytes_max // 4)
         self._patience = Patience(copy_timeout_s)
         self._now = 0.0
         self._said: list[RankEffect] = []
