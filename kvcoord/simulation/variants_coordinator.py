@@ -105,8 +105,8 @@ def _old_votes_are_counted() -> list[Patch]:
 def _known_commits_are_aborted() -> list[Patch]:
     original = recovery.merge
 
-    def merge(reports: Any, epoch: int, verdicts_held_max: int) -> Any:
-        merged = original(reports, epoch, verdicts_held_max)
+    def merge(reports: Any, epoch: int, verdicts_held_max: int, bytes_max: int) -> Any:
+        merged = original(reports, epoch, verdicts_held_max, bytes_max)
         doubted = [operation for report in reports.values() for operation in report.in_doubt]
         return msgspec.structs.replace(merged, in_doubt=list(dict.fromkeys(doubted)))
 
@@ -117,8 +117,8 @@ def _recovery_forgets_what_few_know() -> list[Patch]:
     """Each rank gets only what the least advanced one knows."""
     original = recovery.merge
 
-    def merge(reports: Any, epoch: int, verdicts_held_max: int) -> Any:
-        merged = original(reports, epoch, verdicts_held_max)
+    def merge(reports: Any, epoch: int, verdicts_held_max: int, bytes_max: int) -> Any:
+        merged = original(reports, epoch, verdicts_held_max, bytes_max)
         known = min(report.sequence for report in reports.values())
         entries = [entry for entry in merged.entries if entry.sequence <= known]
         return msgspec.structs.replace(merged, entries=entries, sequence=known)

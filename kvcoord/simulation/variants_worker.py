@@ -125,8 +125,8 @@ def _abort_leaks_slots() -> list[Patch]:
 
 
 def _half_reservations() -> list[Patch]:
-    def half(pools: Any, owner: str) -> Reservation | Refusal:
-        taken = reserve(pools, owner)
+    def half(pools: Any, owner: str, near: int = -1) -> Reservation | Refusal:
+        taken = reserve(pools, owner, near)
         if isinstance(taken, Refusal):
             for pool, count in pools:
                 if pool.free_count:

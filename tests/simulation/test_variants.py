@@ -1,5 +1,6 @@
 """Checkers that can fail: every broken variant of the machines and the worker is found within its budget."""
 
+import inspect
 import warnings
 
 import pytest
@@ -11,6 +12,17 @@ from kvcoord.simulation.variants import SEEDS_MAX, VARIANTS, search
 
 def test_there_are_at_least_twenty_variants_each_with_a_name_of_its_own() -> None:
     assert len({variant.name for variant in VARIANTS}) == len(VARIANTS) >= 20
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_a_variant_is_called_as_what_it_stands_for(variant: Variant) -> None:
+    """One that cannot be called is found at once, and shows nothing."""
+    for owner, name, patched in variant.make():
+        original = vars(owner).get(name)
+        if inspect.isfunction(original) and inspect.isfunction(patched):
+            parameters = inspect.signature(original).parameters.values()
+            named = {parameter.name: None for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+            inspect.signature(patched).bind(*([None] * (len(parameters) - len(named))), **named)
 
 
 @pytest.mark.filterwarnings("ignore:reservation of:ResourceWarning")
